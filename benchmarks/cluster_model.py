@@ -12,26 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = [
-    "PARTNERS",
-    "WATCHED",
-    "Amount",
-    "Batch",
-    "Cluster",
-    "Constants",
-    "Key",
-    "Line",
-    "calls_at_close",
-    "calls_at_connect",
-    "calls_at_join",
-    "calls_at_open",
-    "calls_by_time",
-    "calls_of_batches",
-    "connections_per_server",
-    "expected_owners",
-    "in_flight_per_rank",
-]
-
 Key = tuple[str, str]
 """Port (``"control"`` or ``"data"``) and method."""
 

@@ -12,8 +12,6 @@ from cluster_model import Amount, Batch, Cluster, Constants, Line
 
 from gigl_server.quotas import Limits
 
-__all__ = ["Rates", "print_table", "table"]
-
 PEER = "a peer system with 120 servers: 57,000 calls at the end (https://github.com/Snapchat/GiGL/pull/616)"
 _FETCHERS = 2
 _MAX_DATA_CALLS = 512

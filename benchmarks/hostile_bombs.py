@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.custom import SamplingGraph, SeedBatch
     from gigl_loader.sampling.plan import SamplerPlan
 
-__all__ = ["BOMBS", "ENDLESS", "Bomb", "Endless", "build_bombed"]
-
 ENDLESS = "hostile_bombs:Endless"
 _NODE, _EDGE = HOMOGENEOUS_NODE, HOMOGENEOUS_EDGE
 _ALL = {_EDGE: (-1, -1, -1)}

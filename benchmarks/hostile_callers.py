@@ -30,8 +30,6 @@ from gigl_loader.rpc.tokens import JOB_HEADER, new_job
 from gigl_loader.sampling.plan import BatchPlan, ColumnPlan
 from gigl_loader.sampling.plans.neighbor import NeighborPlan
 
-__all__ = ["BEHAVIOURS", "BOMBERS", "connected", "ended", "request_head"]
-
 _EDGE = ("node", "to", "node")
 _CALL_S = 600.0
 _PAUSE_S = 0.02

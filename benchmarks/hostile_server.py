@@ -18,8 +18,6 @@ from gigl_loader.graph.graph import Graph
 from gigl_loader.graph.schema import HOMOGENEOUS_NODE
 from gigl_loader.rpc.certificates import self_signed
 
-__all__ = ["Held", "HostileServer", "Scene"]
-
 _COMMAND = [sys.executable, "-c", "from gigl_loader.cli import main; main()", "serve"]
 _READY_S, _END_S = 60.0, 40.0
 _LOOK_S = 0.05

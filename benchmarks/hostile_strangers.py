@@ -27,8 +27,6 @@ from hostile_server import Scene
 sys.path.append(str(Path(__file__).parents[1]))
 from tests.support.key_updates import KeyUpdates
 
-__all__ = ["STRANGERS"]
-
 _ENDED_S = 45.0
 """In which all connections have to end, when no more are opened."""
 _TURN_S, _TRICKLE_S = 0.02, 1.0

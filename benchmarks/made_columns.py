@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["SPAN", "batches", "times", "weights"]
-
 SPAN = 1 << 20
 BATCHES = 12
 

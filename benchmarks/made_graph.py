@@ -15,8 +15,6 @@ import numpy as np
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE, Column
 from gigl_loader.partition import GraphTables, NodeTable
 
-__all__ = ["made_tables"]
-
 _BLOCK = 1 << 18
 """Rows that are drawn together."""
 _SCRAMBLE = {"src": 999_999_937, "dst": 2_147_483_629}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-__all__ = ["read_options"]
-
 
 def read_options(description: str | None) -> argparse.Namespace:
     """Read ``data``, ``rounds``, ``quick`` and ``json`` from the command line."""

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Array", "BoolArray", "Bytes", "Float32Array", "Float64Array", "Int64Array"]
-
 Array = npt.NDArray[Any]
 BoolArray = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]

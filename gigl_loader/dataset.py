@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from gigl_loader.sharding import Share
 
 
-__all__ = ["DistDataset"]
-
 _PEERS_SAMPLERS = "gigl_loader.hosts.peers:open_samplers"
 _INSTEAD = {
     "prefetch_size": "beside the trainer, num_workers * worker_concurrency batches are in flight",

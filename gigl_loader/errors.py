@@ -17,16 +17,6 @@ from __future__ import annotations
 
 import sys
 
-__all__ = [
-    "BuildError",
-    "FormatError",
-    "GiglError",
-    "SamplingError",
-    "StorageUnavailable",
-    "WorkerDied",
-    "add_note",
-]
-
 
 class GiglError(Exception):
     """Base of every failure that is not the caller's mistake."""

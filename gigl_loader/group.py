@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-__all__ = ["RankGroup", "RankLock", "name_ranks", "wait_for"]
-
 _PREFIX = "gigl"
 _FREE = "free"
 _MISSED_S = 1.0

@@ -30,8 +30,6 @@ else:
 
     Callback, LightningDataModule = _lightning().Callback, _lightning().LightningDataModule
 
-__all__ = ["GiglDataModule"]
-
 logger = logging.getLogger(__name__)
 
 _TRAIN, _VAL = "train", "val"

@@ -6,8 +6,6 @@ import logging
 import os
 from collections.abc import Mapping
 
-__all__ = ["LOG_VARIABLE", "log_from_environment"]
-
 LOG_VARIABLE = "GIGL_LOG"
 
 _LEVELS = ("debug", "info", "warning", "error")

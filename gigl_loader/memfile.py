@@ -14,8 +14,6 @@ import numpy as np
 from gigl_loader.arrays import Bytes
 from gigl_loader.errors import FormatError
 
-__all__ = ["create_memory", "map_memory"]
-
 
 def create_memory(name: str, nbytes: int) -> int:
     """Make a memory file of fixed size and return its descriptor. It can neither grow nor shrink."""

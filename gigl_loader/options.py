@@ -10,23 +10,6 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-__all__ = [
-    "MAX_KEY",
-    "MAX_TEXT_ID",
-    "START_METHODS",
-    "VERIFY_MODES",
-    "EdgeType",
-    "NodeType",
-    "StoreOptions",
-    "Verify",
-    "WorkerOptions",
-    "byte_count",
-    "byte_text",
-    "check_sampler_name",
-    "check_verify",
-    "whole_number",
-]
-
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)I?B?\s*", re.IGNORECASE)
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 

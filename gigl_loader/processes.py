@@ -20,21 +20,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "ONE_THREAD",
-    "FreshProcess",
-    "describe_status",
-    "die_with_starter",
-    "enter",
-    "forbid_cores",
-    "in_main_thread",
-    "is_stopped",
-    "keep_freed_memory",
-    "leave_with",
-    "release_freed_memory",
-    "run_state",
-]
-
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Environment of a child: several children keep several cores busy, a pool in each would fight over them."""
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.store import EdgeList
     from gigl_loader.sharding import Share
 
-__all__ = ["ABLPInput", "GraphQueries"]
-
 
 class ABLPInput(NamedTuple):
     """Anchors and their labels, as node ids (int64)."""

@@ -17,15 +17,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "Needs",
-    "check_resources",
-    "group_memory_bytes",
-    "memory_bytes",
-    "naming_channel",
-    "raise_file_limit",
-]
-
 _CGROUP = Path("/sys/fs/cgroup")
 _UNKNOWN_MEMORY = 4 << 30
 _MAX_FILES = 1 << 16

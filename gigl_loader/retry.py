@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 
-__all__ = ["Backoff"]
-
 _FACTOR = 2.0
 _JITTER = 0.25
 

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["BySeeds", "ByServers", "Share", "Whole", "read_share"]
-
 
 class Share(Protocol):
     """One rank's share of the nodes of all servers."""

@@ -29,9 +29,6 @@ from gigl_loader.tensors import STORAGE_DTYPES, ArraySpec, Layout, spec_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["SharedTensors"]
-
-
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 50e-6, 2e-3
 _FOREVER_S = 1e6
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from gigl_loader.arrays import BoolArray, Int64Array
 
-__all__ = ["edges_by_split", "edges_in_split", "hash_splits", "named_fractions", "split_edges", "split_nodes"]
-
 _NAMES = ("train", "val", "test")
 _UNITS = 2**53
 

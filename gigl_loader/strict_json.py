@@ -14,8 +14,6 @@ from typing import Any, NoReturn
 
 from gigl_loader.errors import FormatError
 
-__all__ = ["read_json"]
-
 _MAX_DIGITS = 20  # Of 2**64 - 1. Python's own limit (4,300) is off by an environment variable.
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 

@@ -28,8 +28,6 @@ from gigl_loader.strict_json import read_json
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["MAX_HEADER_BYTES", "STORAGE_DTYPES", "ArraySpec", "Layout", "as_rows", "spec_of"]
-
 STORAGE_DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
     {
         "BOOL": np.dtype(np.bool_),

@@ -14,8 +14,6 @@ from gigl_loader.group import RankGroup
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Topology", "announce_host", "machine_id", "own_address"]
-
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
 _BOOT_ID_FILE = "/proc/sys/kernel/random/boot_id"
 _LOOPBACK = "127.0.0.1"

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from gigl_client.channels import ChannelConfig
     from gigl_client.cluster import Heartbeats, Server
 
-__all__ = ["ChannelPool"]
-
 _LOGGER = logging.getLogger(__name__)
 
 _REFUSED_S = 5.0

@@ -29,22 +29,6 @@ if TYPE_CHECKING:
     from gigl_loader.arrays import Bytes
     from gigl_loader.rpc.graph_store_pb2 import Channel as ChannelReply
 
-__all__ = [
-    "MAX_IN_FLIGHT",
-    "SPARE_SLOTS",
-    "Channel",
-    "ChannelConfig",
-    "OpenChannel",
-    "PrivateBuffers",
-    "RingBuffers",
-    "bare",
-    "check_ways",
-    "close_channel",
-    "is_this_host",
-    "may_pass",
-    "open_channel",
-]
-
 _WAYS = {"transport": ("auto", "ring", "network"), "rows": ("auto", "direct", "through")}
 _OLDER_NAMES = {"transport": "flight"}
 """Of ``network``: Arrow Flight carried what the network carries, up to wire version 2."""

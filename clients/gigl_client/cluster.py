@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
 
-__all__ = ["Cluster", "Follower", "Heartbeats", "Server", "connect_cluster", "loads_of"]
-
 _MAX_AT_ONCE = 32
 
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.source import BatchSource, SourceRequest
     from gigl_loader.sharding import Share
 
-__all__ = ["RemoteDistDataset", "RemoteNodes"]
-
 _MAX_AT_ONCE = 16
 
 Key = TypeVar("Key")

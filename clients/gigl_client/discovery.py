@@ -24,16 +24,6 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.control import ClusterView
     from gigl_loader.rpc.credentials import Caller
 
-__all__ = [
-    "PARTNERS",
-    "Found",
-    "MembershipFollower",
-    "assigned",
-    "find_servers",
-    "read_addresses",
-    "servers_of_rank",
-]
-
 T = TypeVar("T")
 
 PARTNERS = 16

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.graph_store_pb2 import SampleReply
     from gigl_loader.sampling.request import BatchRequest
 
-__all__ = ["Dispatcher"]
-
 _LOGGER = logging.getLogger(__name__)
 
 _FIRST_S = 1.0

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from gigl_loader.channel.frame import Frame
     from gigl_loader.sampling.request import BatchRequest
 
-__all__ = ["BatchHedging", "BatchWait", "InFlight", "InFlightRequest", "Ready", "RetryState"]
-
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class InFlightRequest:

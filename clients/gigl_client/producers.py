@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from gigl_loader.group import RankGroup
     from gigl_loader.sampling.source import SourceRequest
 
-__all__ = ["ProducerCreator", "admitted"]
-
 _SHARE_OF_LEADER = 0.9
 """Share of the timeout for the leader, so that followers receive its failure before their own timeout."""
 _ATTEMPT_S = 10.0

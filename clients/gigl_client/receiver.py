@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.frame_schema import FrameSchema
     from gigl_loader.sampling.frame_writer import Completion
 
-__all__ = ["FETCHERS", "Receiver", "Response", "ResponseQueue", "ResponseThreads", "Scratch", "Unfetched"]
-
 Item = TypeVar("Item")
 
 

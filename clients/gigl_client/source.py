@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.request import BatchRequest
     from gigl_loader.sampling.schedule import Schedule
 
-__all__ = ["RemoteSource"]
-
 _ROWS_S = 60.0
 """Timeout of a request for deferred features. The batch is then retried: only few threads may wait."""
 

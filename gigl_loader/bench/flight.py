@@ -20,8 +20,6 @@ from pyarrow import flight
 
 from gigl_loader.rpc.replies import CHUNK_BYTES
 
-__all__ = ["KEEP_MEMORY", "bare_transfer"]
-
 KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_MMAP_THRESHOLD_": str(8 << 20)}
 """Environment in which glibc keeps the memory that replies land in, as our own processes do."""
 

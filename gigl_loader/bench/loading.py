@@ -33,8 +33,6 @@ from gigl_loader.dataset import DistDataset
 from gigl_loader.loaders.dataset import Dataset
 from gigl_loader.loaders.neighbor import DistNeighborLoader
 
-__all__ = ["loader_case", "memory_case", "open_loader"]
-
 
 @dataclass(slots=True)
 class Pass:

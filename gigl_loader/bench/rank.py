@@ -25,8 +25,6 @@ from gigl_loader.graph.graph import Graph
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE
 from gigl_loader.loaders.neighbor import DistNeighborLoader
 
-__all__ = ["RemoteShare", "main"]
-
 _INT32_BYTES = 4
 
 

@@ -22,19 +22,6 @@ from gigl_loader.bench.flight import KEEP_MEMORY, bare_transfer
 from gigl_loader.bench.rounds import Case, Figures, Memory, memory_of, process_tree, workers_in_words
 from gigl_loader.bench.workload import Workload
 
-__all__ = [
-    "BARE",
-    "BARE_WARM",
-    "CACHED",
-    "HOSTS",
-    "Crowd",
-    "Job",
-    "hosts_case",
-    "ranks_case",
-    "start_memory_case",
-    "throughput",
-]
-
 _LEAVE_S = 30.0
 
 

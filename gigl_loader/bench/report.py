@@ -29,8 +29,6 @@ from gigl_loader.bench.store import (
 )
 from gigl_loader.bench.workload import Workload
 
-__all__ = ["ratios", "save_plot", "show", "to_json"]
-
 
 @dataclass(frozen=True, slots=True)
 class Ratio:

@@ -9,19 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = [
-    "Case",
-    "CpuMeter",
-    "Figures",
-    "Measured",
-    "Memory",
-    "Subject",
-    "memory_of",
-    "process_tree",
-    "run_rounds",
-    "workers_in_words",
-]
-
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PROC = Path("/proc")
 

@@ -23,8 +23,6 @@ from gigl_loader.sampling.request import SEED
 from gigl_loader.sampling.schedule import Schedule
 from gigl_loader.sampling.source import PlanSampler
 
-__all__ = ["gather_case", "sampler_case"]
-
 GATHERED_BATCHES = 10
 
 

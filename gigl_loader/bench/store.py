@@ -29,30 +29,6 @@ from gigl_loader.sampling.plan import BatchPlan, ColumnPlan
 from gigl_loader.sampling.plans.neighbor import NeighborPlan
 from gigl_server.local_cluster import LocalCluster
 
-__all__ = [
-    "CROWDED",
-    "DIRECT",
-    "DIRECT_4",
-    "FRAMES",
-    "FRAMES_WARM",
-    "IDLE",
-    "KILLED",
-    "NETWORK",
-    "RING",
-    "SMALL",
-    "SMALL_RING",
-    "THROUGH",
-    "THROUGH_4",
-    "Setup",
-    "crowd_case",
-    "idle_case",
-    "kill_case",
-    "recovered",
-    "small_batches",
-    "small_case",
-    "store_case",
-]
-
 FRAMES = "bare Flight transfer of frames"
 FRAMES_WARM = "bare Flight transfer of frames, memory kept"
 

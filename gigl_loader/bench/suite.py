@@ -47,8 +47,6 @@ from gigl_loader.bench.store import (
 from gigl_loader.bench.workload import Workload, prepare
 from gigl_loader.graph.graph import Graph
 
-__all__ = ["GROUPS", "QUICK_GROUPS", "Suite", "peer_case", "peer_memory_case", "run_suite", "set_up_peer"]
-
 _SETUP_LIMIT_S = 3600
 _RUN_LIMIT_S = 900
 

@@ -16,8 +16,6 @@ import numpy.typing as npt
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
 
-__all__ = ["FULL", "QUICK", "Workload", "prepare"]
-
 _ARRAYS = ("src", "dst", "feat", "label", "train")
 
 

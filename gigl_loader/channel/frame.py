@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
     from gigl_loader.arrays import Bytes
 
-__all__ = ["MAX_HEADER_BYTES", "Failure", "Frame", "check_number", "read_failure", "read_metadata"]
-
 MAX_HEADER_BYTES = 1 << 20
 """Limit of a frame's header, enough for some 7,000 arrays. The record of a failure has up to 300 KiB."""
 

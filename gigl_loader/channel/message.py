@@ -19,8 +19,6 @@ from gigl_loader.errors import FormatError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["NOTHING", "Request", "Response", "Result", "Spent", "receive", "receive_fds", "send_fds"]
-
 _LARGEST = 256
 _FDS_PER_MESSAGE = 128  # The kernel takes 253.
 _REQUEST = struct.Struct("<5Q")

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from gigl_loader.rpc.store_client import StoreClient
 
-__all__ = ["adopt"]
-
 _CALL_S = 10.0
 _LOOK_EVERY_S = 0.5
 

@@ -10,8 +10,6 @@ import typer
 from gigl_loader import __version__
 from gigl_loader.cli.errors import DEBUG_VARIABLE, reported
 
-__all__ = ["build_app"]
-
 
 def _print_version(wanted: bool) -> None:
     if wanted:

@@ -13,8 +13,6 @@ import typer
 
 from gigl_loader.cli.errors import importing
 
-__all__ = ["bench"]
-
 
 def bench(
     *,

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from gigl_loader.partition import Executor
     from gigl_loader.partition.runner import TaskTotals
 
-__all__ = ["EdgeDirection", "ExecutorName", "executor_named", "memory_of", "report", "working_memory"]
-
 
 class ExecutorName(str, Enum):
     """What does the tasks of a build."""

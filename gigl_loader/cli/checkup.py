@@ -15,8 +15,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["Finding", "examine"]
-
 
 @dataclass(frozen=True, slots=True)
 class Finding:

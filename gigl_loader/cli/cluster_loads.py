@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
 
-__all__ = ["Loads", "Looker", "ServerLoad", "tables"]
-
 _AT_ONCE = 16
 
 

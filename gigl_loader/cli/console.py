@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-__all__ = ["build_progress", "table_console"]
-
 _LINE_EVERY_S = 30.0
 
 

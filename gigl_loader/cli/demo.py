@@ -16,8 +16,6 @@ from gigl_loader.cli.errors import importing
 if TYPE_CHECKING:
     from gigl_loader.demo.choices import Choices
 
-__all__ = ["demo"]
-
 
 class Task(str, Enum):
     """Kind of prediction."""

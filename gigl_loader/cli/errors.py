@@ -25,16 +25,6 @@ import typer
 
 from gigl_loader.errors import FormatError, GiglError
 
-__all__ = [
-    "DEBUG_VARIABLE",
-    "USAGE_ERROR",
-    "exit_code",
-    "importing",
-    "one_line",
-    "reported",
-    "terminated_as_interrupted",
-]
-
 DEBUG_VARIABLE = "GIGL_DEBUG"
 
 # Click's UsageError: a wrong command or option. Newer versions of typer hold a click of their own.

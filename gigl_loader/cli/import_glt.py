@@ -12,8 +12,6 @@ from gigl_loader.cli.build_options import EdgeDirection, report, working_memory
 from gigl_loader.cli.console import build_progress
 from gigl_loader.cli.errors import importing, terminated_as_interrupted
 
-__all__ = ["import_glt"]
-
 
 def import_glt(
     directory: Annotated[

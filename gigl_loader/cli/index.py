@@ -11,8 +11,6 @@ import typer
 from gigl_loader.cli.console import build_progress
 from gigl_loader.cli.errors import importing, terminated_as_interrupted
 
-__all__ = ["index"]
-
 
 def index(
     graph: Annotated[Path, typer.Argument(help="A directory made by gigl-loader partition.")],

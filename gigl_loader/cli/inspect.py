@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType, NodeType
 
-__all__ = ["inspect"]
-
 
 def inspect(
     graph: Annotated[Path, typer.Argument(help="A directory made by gigl-loader partition.")],

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from gigl_server.local_cluster import LocalCluster
 
-__all__ = ["TOKEN_VARIABLE", "VARIABLE", "local_cluster"]
-
 VARIABLE = "GIGL_STORE"
 """Holds the control addresses of the servers, with commas, for the command that is run."""
 TOKEN_VARIABLE = "GIGL_TOKEN_FILE"

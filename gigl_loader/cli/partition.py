@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from gigl_loader.partition.runner import TaskTotals
 
-__all__ = ["partition"]
-
 _Many = list[str]
 
 

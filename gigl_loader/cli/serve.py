@@ -13,8 +13,6 @@ import typer
 from gigl_loader.cli.errors import importing
 from gigl_server.config import SERVE_OPTIONS
 
-__all__ = ["serve"]
-
 
 def serve(config: Path | None, **given: Any) -> None:
     """Serve partitions of a graph to trainers until SIGTERM or Ctrl-C.

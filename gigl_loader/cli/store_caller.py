@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.store_client import StoreClient
 
-__all__ = ["Insecure", "TlsCa", "TlsCert", "TlsKey", "TokenFile", "client_of"]
-
 TokenFile = Annotated[
     str | None, typer.Option("--token-file", envvar="GIGL_TOKEN_FILE", help="Holds the token of the cluster.")
 ]

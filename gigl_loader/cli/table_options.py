@@ -34,8 +34,6 @@ from gigl_loader.splits import named_fractions
 if TYPE_CHECKING:
     from gigl_loader.partition.assigners import Assigner, GraphAssigner
 
-__all__ = ["TableOptions", "open_tables", "read_assigner", "time_columns", "weight_columns"]
-
 _Key = NodeType | EdgeType
 
 

@@ -15,8 +15,6 @@ from gigl_loader.cli.store_caller import Insecure, TlsCa, TlsCert, TlsKey, Token
 if TYPE_CHECKING:
     from gigl_loader.cli.cluster_loads import Loads
 
-__all__ = ["top"]
-
 
 def top(
     address: Annotated[str, typer.Argument(help="HOST:PORT of any server of the cluster.")],

@@ -8,8 +8,6 @@ from errno import ENOENT
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["Choices", "Recipe", "SyntheticSize", "dataset_kind"]
-
 
 def dataset_kind(name: str) -> tuple[str, str]:
     """Return the kind of a data set and, of the kinds that hold several, which one (else nothing)."""

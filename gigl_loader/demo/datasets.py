@@ -28,17 +28,6 @@ from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, EdgeType
 if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData
 
-__all__ = [
-    "APT_LISTS",
-    "Demonstration",
-    "Links",
-    "debian_packages",
-    "default_dataset",
-    "load_demonstration",
-    "package_lists",
-    "read_stanzas",
-]
-
 APT_LISTS = Path("/var/lib/apt/lists")
 APT_HELPER = Path("/usr/lib/apt/apt-helper")
 FEATURES = 512

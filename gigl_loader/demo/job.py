@@ -21,8 +21,6 @@ from gigl_loader.loaders.arguments import target_device
 from gigl_loader.partition import build_graph
 from gigl_loader.partition.job import Progress
 
-__all__ = ["Outcome", "Screen", "ServerReport", "open_place", "run_demo"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerReport:

@@ -18,8 +18,6 @@ from torch_geometric.nn import SAGEConv
 from gigl_loader.demo.choices import Recipe
 from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeType
 
-__all__ = ["HeteroSAGE", "HomogeneousSAGE", "LinkScorer", "sage"]
-
 
 def sage(schema: GraphSchema, recipe: Recipe, *, target: NodeType, out: int) -> nn.Module:
     """Return an untrained GraphSAGE that fits the graph, one layer per hop: batch to ``[seeds, out]``."""

@@ -16,8 +16,6 @@ from gigl_loader.demo.training import EpochReport, Loader, Task
 from gigl_loader.graph.schema import GraphSchema
 from gigl_loader.partition.job import Progress as BuildProgress
 
-__all__ = ["ConsoleScreen", "SilentScreen"]
-
 
 class SilentScreen:
     """Shows nothing."""

@@ -21,8 +21,6 @@ from gigl_loader.loaders.neighbor import DistNeighborLoader
 from gigl_loader.partition import GraphTables, tables_from_pyg
 from gigl_loader.splits import edges_by_split
 
-__all__ = ["LinkTask", "NodeTask", "rank_sums", "ranks"]
-
 
 class NodeTask:
     """Tells the classes of nodes; its score is the accuracy."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from gigl_loader.loaders.dataset import Dataset
     from gigl_loader.partition import GraphTables
 
-__all__ = ["EpochReport", "Evaluation", "Judged", "Stopwatch", "Task", "evaluate", "loader_options", "train"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Judged:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.source import BatchSource, SourceRequest
     from gigl_loader.sampling.store import EdgeRequest, FeatureRequest, InducedRequest, NeighborRequest
 
-__all__ = ["GltDataset", "GltStore", "check_rule", "distinct_edges", "import_glt_library"]
-
 
 class GltStore:
     """A ``NeighborStore`` over GLT's samplers, on the CPU.

@@ -16,8 +16,6 @@ from gigl_loader.errors import FormatError
 from gigl_loader.native import crc32c, crc32c_blocks, crc32c_combine
 from gigl_loader.tensors import Layout
 
-__all__ = ["ArrayRecord", "BlockRecord", "BlockSums", "FileRecord", "block_bytes_for", "record_from_json"]
-
 Report = Callable[[int], None]
 
 _SMALLEST_BLOCK = 1 << 20

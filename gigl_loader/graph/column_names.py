@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     from gigl_loader.options import EdgeType, NodeType
 
-__all__ = ["check_column_names"]
-
 _OF_NODES = frozenset(
     {
         *("n_id", "node", "num_nodes", "num_sampled_nodes", "num_sampled_edges"),

@@ -23,8 +23,6 @@ from gigl_loader.arrays import Bytes
 from gigl_loader.errors import FormatError
 from gigl_loader.native import forget_mapping, install_bus_error_handler, watch_mapping
 
-__all__ = ["DiskFolder", "FileStatus", "Folder", "MemoryFolder", "Sink", "Status", "folder_from"]
-
 
 class FileStatus(NamedTuple):
     """Status of a file, which changes when the file is overwritten or replaced."""

@@ -45,8 +45,6 @@ from gigl_loader.graph.verifier import (
 from gigl_loader.options import Verify, check_verify
 from gigl_loader.tensors import ArraySpec
 
-__all__ = ["Graph", "NodeTimes", "open_partitions"]
-
 
 class NodeTimes(NamedTuple):
     """A time of every node of a type."""

@@ -14,8 +14,6 @@ from gigl_loader.errors import FormatError
 from gigl_loader.native import TextIndex, check_stop, find_texts, texts_at
 from gigl_loader.tensors import ArraySpec
 
-__all__ = ["Directory", "TextIds"]
-
 IntArray = npt.NDArray[np.signedinteger[Any]]
 
 

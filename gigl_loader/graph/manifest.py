@@ -26,32 +26,6 @@ from gigl_loader.native import crc32c
 from gigl_loader.strict_json import read_json
 from gigl_loader.tensors import STORAGE_DTYPES, ArraySpec, Layout, spec_of
 
-__all__ = [
-    "FORMAT_VERSION",
-    "MANIFEST_NAME",
-    "Document",
-    "DocumentWriter",
-    "Manifest",
-    "check_files",
-    "edges_path",
-    "files_of",
-    "files_of_part",
-    "ids_path",
-    "node_times_path",
-    "nodes_path",
-    "part_folder",
-    "part_of",
-    "shared_files",
-    "splits_path",
-    "text_ids_path",
-    "timed_weights_path",
-    "times_path",
-    "topology_path",
-    "version_for",
-    "weights_path",
-    "write_document",
-]
-
 
 def ids_path(node_type: NodeType) -> str:
     return f"ids/{type_name(node_type)}.safetensors"

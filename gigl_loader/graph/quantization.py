@@ -15,8 +15,6 @@ import numpy as np
 
 from gigl_loader.arrays import Float32Array
 
-__all__ = ["FLOATS", "HEADER_BYTES", "MAX_ELEMENTS", "Quantization", "Quantized"]
-
 FLOATS = ("F16", "BF16", "F32", "F64")
 """Dtypes of columns that can be quantised."""
 

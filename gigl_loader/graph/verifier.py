@@ -33,16 +33,6 @@ from gigl_loader.graph.schema import Column, EdgeType, GraphSchema, NodeType
 from gigl_loader.native import install_bus_error_handler
 from gigl_loader.tensors import ArraySpec
 
-__all__ = [
-    "SCRUB_EVERY_S",
-    "LazyVerifier",
-    "NoVerifier",
-    "Verifier",
-    "check_part",
-    "check_split",
-    "verify_graph",
-]
-
 _ROWS = 1 << 20
 
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.store import EdgeList
 
 
-__all__ = ["HostGroup"]
-
 logger = logging.getLogger(__name__)
 
 _MAX_REACH_S = 20.0

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from gigl_loader.group import RankGroup
 
-__all__ = ["build_on_one_rank"]
-
 _STEPS = ("content", "built", "mapped")
 
 

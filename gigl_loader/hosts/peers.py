@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.store import NeighborStore
     from gigl_loader.workers.config import WorkerConfig
 
-__all__ = ["PEERS", "Peers", "SharedCache", "open_cache", "open_samplers"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from gigl_loader.group import RankGroup
 
-__all__ = ["STEPS", "WHOLE", "Holding", "Rendezvous", "check_holdings", "excuse"]
-
 STEPS = ("holding", "endpoint", "reach", "cache", "joined")
 """Steps of opening a graph, in order. After the last, nothing can fail any more."""
 

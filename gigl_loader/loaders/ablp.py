@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from gigl_loader.loaders.neighbor import InputNodes
     from gigl_loader.loaders.transfer import FrameTensors
 
-__all__ = ["DistABLPLoader"]
-
 _SIGNS: tuple[LabelSign, ...] = ("positive", "negative")
 
 

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.frame_schema import FrameSchema, TypeArrays
     from gigl_loader.sampling.plan import BatchPlan, SamplerArguments
 
-__all__ = ["Collator", "reversed_edge_types", "seed_index"]
-
-
 logger = logging.getLogger(__name__)
 
 

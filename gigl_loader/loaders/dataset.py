@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from gigl_loader.options import EdgeType, NodeType, StoreOptions
     from gigl_loader.sampling.source import BatchSource, SourceRequest
 
-__all__ = ["Dataset", "check_dataset"]
-
 
 class Dataset(NodeDirectory, Protocol):
     """A graph, and where batches of it come from: ``DistDataset`` and ``RemoteDistDataset`` are such.

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from gigl_loader.loaders.transfer import Transfer
     from gigl_loader.options import EdgeType
 
-__all__ = ["Dequantizer", "DequantizingTransfer", "dequantizing", "value_dtype"]
-
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 """Dtypes that batches may have quantised columns in."""
 

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     Ids = npt.NDArray[np.int64] | Sequence[str]
     Rows = npt.NDArray[np.floating[Any]]
 
-__all__ = ["SHARD_FORMATS", "EmbeddingFolder", "ShardFormat"]
-
 _FORMAT = 1
 """Version of the manifest. Raised when the meaning of a field changes."""
 _MANIFEST = re.compile(r"_manifest-\d{5,}-of-(\d{5,})\.json")

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from gigl_loader.arrays import Int64Array
     from gigl_loader.loaders.embedding_files import Ids, Rows
 
-__all__ = ["write_embeddings"]
-
 logger = logging.getLogger(__name__)
 
 _DTYPES = {torch.float32: "float32", torch.float16: "float16"}

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from gigl_loader.loaders.arguments import LoaderOptions
     from gigl_loader.loaders.dataset import Dataset
 
-__all__ = ["inference"]
-
 _FIXED = frozenset(
     {"drop_last", "even_batches", "in_order", "seed_weights", "sharding", "shuffle", "transform"}
 )

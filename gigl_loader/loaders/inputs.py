@@ -23,22 +23,6 @@ if TYPE_CHECKING:
     from gigl_loader.arrays import Array
     from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeSchema, NodeType
 
-__all__ = [
-    "InputLinks",
-    "LinkDirectory",
-    "LoaderInput",
-    "NodeDirectory",
-    "SeedLinks",
-    "SeedNodes",
-    "known_edge_type",
-    "read_seed_links",
-    "read_seed_nodes",
-    "read_seed_weights",
-    "read_times",
-    "seed_draw",
-    "timed_seeds",
-]
-
 
 class NodeDirectory(Protocol):
     """What can be asked of a dataset about its nodes."""

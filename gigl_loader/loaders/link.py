@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from gigl_loader.graph.schema import GraphSchema, NodeType
     from gigl_loader.loaders.transfer import FrameTensors
 
-__all__ = ["DistLinkNeighborLoader", "LinkLabels", "NegativeSampling", "read_negatives"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinkLabels:

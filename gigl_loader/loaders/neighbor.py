@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.loaders.transfer import FrameTensors
 
-__all__ = ["DistNeighborLoader", "attach_ppr", "attach_walks"]
-
 
 def attach_ppr(
     batch: Data | HeteroData, tensors: FrameTensors, plan: PPRPlan, schema: GraphSchema

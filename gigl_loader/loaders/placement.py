@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
-__all__ = ["Placement", "PlacementOptions", "RankConsistency"]
-
 _WHOLE_INPUT = (
     "pass the whole input on every rank, which the loader shards, "
     "or sharding='none' where it is sharded already"

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.plan import BatchPlan
     from gigl_loader.sampling.source import BatchSource
 
-__all__ = ["BatchPipeline", "FrameStream", "Progress", "check_same_run", "describe_run", "read_state"]
-
 _STEPS = ("copying", "collating", "transforming")
 
 

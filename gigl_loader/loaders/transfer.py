@@ -30,18 +30,6 @@ if TYPE_CHECKING:
     from gigl_loader.channel.frame import Frame
     from gigl_loader.graph.schema import EdgeType, NodeType
 
-__all__ = [
-    "SMALL_BYTES",
-    "FrameTensors",
-    "HostTensors",
-    "PackedTensors",
-    "PinnedSlots",
-    "ReusedMemory",
-    "SynchronousTransfer",
-    "Transfer",
-    "transfer_to",
-]
-
 _SLOTS = 8
 _PAGE_BYTES = 4096
 _SLOT_ROOM = 2

@@ -1,7 +1,5 @@
 """Draw specification: the number of the rules by which the kernels and their callers draw."""
 
-__all__ = ["DRAW_SPECIFICATION"]
-
 DRAW_SPECIFICATION = 1
 """Number of the rules of docs/randomness.md. Raised by every change after which any draw, or any canonical
 order, would differ. Builds of different numbers never serve one run, and none resumes the state of another.

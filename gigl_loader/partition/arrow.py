@@ -17,8 +17,6 @@ from gigl_loader.graph.schema import Column
 from gigl_loader.partition.table import TEXT, Kind
 from gigl_loader.tensors import STORAGE_DTYPES
 
-__all__ = ["is_ragged", "kind_of", "to_numpy"]
-
 Where = Callable[[int], str]
 
 _NUMBERS = {

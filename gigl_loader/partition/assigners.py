@@ -21,20 +21,6 @@ if TYPE_CHECKING:
     from gigl_loader.partition.job import Job
     from gigl_loader.partition.table import GraphTables
 
-__all__ = [
-    "ASSIGNERS",
-    "AnyAssigner",
-    "Assigner",
-    "EdgeQuality",
-    "GraphAssigner",
-    "HashAssigner",
-    "Owners",
-    "RangeAssigner",
-    "assigner_named",
-    "balance_of",
-    "edge_quality",
-]
-
 _TABLES = (".parquet", ".pq", ".npy", ".csv", ".tsv", ".gz")
 
 

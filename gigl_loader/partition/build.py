@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from gigl_loader.partition.executors import Executor
     from gigl_loader.partition.runner import TaskTotals
 
-__all__ = ["build_graph"]
-
 _MAX_PARTITIONS = 1 << 16
 
 

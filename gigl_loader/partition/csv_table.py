@@ -24,9 +24,6 @@ from gigl_loader.partition.remote_files import RemotePath
 from gigl_loader.partition.sources import CsvFormat
 from gigl_loader.partition.table import Kind
 
-__all__ = ["CsvTable"]
-
-
 _BLOCK_BYTES = 4 << 20
 _MAX_VALUE_BYTES = 1 << 30
 _IDS = ("src", "dst", "id")

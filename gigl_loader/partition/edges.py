@@ -40,8 +40,6 @@ from gigl_loader.partition.table import EDGE_ROLES, Table, data_columns
 from gigl_loader.partition.weights import check_weights, index_weights
 from gigl_loader.tensors import STORAGE_DTYPES, ArraySpec
 
-__all__ = ["EdgeSorter", "Leaf", "build_edges"]
-
 _SAMPLE_ROWS = 1 << 14
 _KEYS = ["target", "neighbor", "edge_id"]
 

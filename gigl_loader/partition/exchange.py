@@ -30,22 +30,6 @@ if TYPE_CHECKING:
     from gigl_loader.partition.job import Job
     from gigl_loader.partition.scratch import Scratch, ScratchFile
 
-__all__ = [
-    "DiskSpill",
-    "Exchange",
-    "FileExchange",
-    "Kind",
-    "Kinds",
-    "MemorySpill",
-    "RowWriter",
-    "SharedExchange",
-    "Spill",
-    "bucket_numbers",
-    "kind_of",
-    "row_bytes",
-    "scatter",
-]
-
 Rows = Mapping[str, Array]
 Kind = tuple[np.dtype[Any], tuple[int, ...]]
 Kinds = Mapping[str, Kind]

@@ -19,8 +19,6 @@ from gigl_loader.processes import FreshProcess, describe_status, is_stopped
 if TYPE_CHECKING:
     from gigl_loader.partition.tasks import TaskSetting
 
-__all__ = ["Executor", "LocalExecutor", "Lost", "WorkPlan"]
-
 
 @dataclass(frozen=True, slots=True)
 class WorkPlan:

@@ -20,8 +20,6 @@ from gigl_loader.partition.stage import StageInfo
 from gigl_loader.partition.table import GraphTables, Table
 from gigl_loader.tensors import STORAGE_DTYPES
 
-__all__ = ["NodeIds", "as_ids", "assign", "find_all", "node_ids_of", "require_integers"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeIds:

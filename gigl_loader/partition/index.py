@@ -56,8 +56,6 @@ if TYPE_CHECKING:
     from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeType
     from gigl_loader.partition.job import Progress
 
-__all__ = ["add_indexes", "index_node_times", "index_timed_weights", "index_times"]
-
 _BYTES_PER_EDGE = 120
 """Working memory while a piece is put in order of time."""
 

@@ -22,18 +22,6 @@ from gigl_loader.tensors import ArraySpec
 if TYPE_CHECKING:
     from gigl_loader.partition.runner import Runner
 
-__all__ = [
-    "Budget",
-    "Job",
-    "PartFiles",
-    "Progress",
-    "available_memory",
-    "parse_bytes",
-    "peak_bytes",
-    "resident_bytes",
-    "tracked",
-]
-
 _MAX_CHUNK_ROWS = 4 << 20
 _UNITS = {"": 1, "b": 1} | {
     name: base**power

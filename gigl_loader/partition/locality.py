@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from gigl_loader.partition.job import Job
     from gigl_loader.partition.table import GraphTables, Table
 
-__all__ = ["EdgeStream", "KaMinParAssigner", "LinearGreedyAssigner", "NodeStream", "bounds_of_load"]
-
 _WINDOWS = 4096
 """The more there are, the closer node types keep in step. Part of the result: never depends on memory."""
 

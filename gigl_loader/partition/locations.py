@@ -11,8 +11,6 @@ from urllib.parse import urlsplit, urlunsplit
 if TYPE_CHECKING:
     from gigl_loader.partition.remote_files import RemotePath
 
-__all__ = ["absolute", "file_stamp", "is_uri", "shown"]
-
 _URI = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
 
 

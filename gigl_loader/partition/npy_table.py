@@ -20,9 +20,6 @@ from gigl_loader.partition.stage import cut
 from gigl_loader.partition.table import TEXT, Kind, as_texts
 from gigl_loader.tensors import STORAGE_DTYPES
 
-__all__ = ["NpyTable", "edge_index_table", "npy_table", "read_exactly"]
-
-
 _NAMES = {dtype: name for name, dtype in STORAGE_DTYPES.items() if name != "BF16"}
 
 

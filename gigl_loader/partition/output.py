@@ -20,15 +20,6 @@ if TYPE_CHECKING:
 
     from gigl_loader.graph.folder import Folder
 
-__all__ = [
-    "OutputFolder",
-    "SharedFolder",
-    "open_output",
-    "refuse_existing",
-    "resumable_directory",
-    "staged_directory",
-]
-
 
 @contextmanager
 def staged_directory(target: Path, *, overwrite: bool = False) -> Iterator[Path]:

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from gigl_loader.partition.job import Job
     from gigl_loader.partition.table import GraphTables, Table
 
-__all__ = ["TableAssigner", "owners_from_files"]
-
 _UNKNOWN = -1
 _TEXT_BYTES = 128
 

@@ -17,9 +17,6 @@ from gigl_loader.partition.locations import file_stamp
 from gigl_loader.partition.remote_files import RemotePath
 from gigl_loader.partition.table import Kind
 
-__all__ = ["ParquetTable"]
-
-
 _BUFFER_BYTES = 1 << 20
 _FIRST_ROWS = 1024
 """Read at once in search of the first list of a column."""

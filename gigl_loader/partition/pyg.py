@@ -28,8 +28,6 @@ from gigl_loader.partition.table import (
 from gigl_loader.partition.views import label_tables
 from gigl_loader.tensors import spec_of
 
-__all__ = ["tables_from_pyg"]
-
 logger = logging.getLogger(__name__)
 
 _STRUCTURE = {"edge_index", "num_nodes", "adj_t", "adj"}

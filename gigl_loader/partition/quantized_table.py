@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from gigl_loader.partition.job import Job
     from gigl_loader.partition.table import GraphTables, Kind, Table
 
-__all__ = ["QuantizedTable", "as_floats", "encode", "quantize_columns", "scales_of"]
-
 _BLOCK_VALUES = 1 << 16
 """Values that are encoded at once: what is computed in float64 stays in the caches. 4 ns a value."""
 

@@ -17,8 +17,6 @@ from gigl_loader.partition.tasks import OpenedStage, packed_error
 if TYPE_CHECKING:
     from gigl_loader.partition.tasks import TaskSetting
 
-__all__ = ["RayExecutor", "do_task"]
-
 _FETCH_SECONDS = 600.0
 
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from gigl_loader.arrays import Bytes
     from gigl_loader.partition.scratch import ScratchFile
 
-__all__ = ["RemoteFolder", "RemotePath", "RemotePlace", "RemoteScratch", "remote_paths", "upload"]
-
 _PIECE_BYTES = 8 << 20
 _OBJECT_STORES = ("s3", "gcs", "abfs")
 """File systems in which a file appears when its writer is closed, and cannot be renamed without a copy."""

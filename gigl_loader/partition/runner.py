@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from gigl_loader.partition.table import Table
     from gigl_loader.partition.tasks import TaskSetting
 
-__all__ = ["Runner", "TaskTotals"]
-
 _logger = logging.getLogger(__name__)
 
 _FEW_ROWS = 1 << 20

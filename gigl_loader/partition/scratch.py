@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from gigl_loader.arrays import Bytes
 
-__all__ = ["DiskScratch", "Scratch", "ScratchFile", "open_scratch"]
-
 
 class ScratchFile(Protocol):
     """A file that is being written."""

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from gigl_loader.partition.executors import Executor
     from gigl_loader.partition.remote_files import RemoteFolder
 
-__all__ = ["BuildSite", "build_site"]
-
 _RECORD = "build.json"
 _MAX_RECORD_BYTES = 1 << 20
 

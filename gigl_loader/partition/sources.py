@@ -19,8 +19,6 @@ from gigl_loader.tensors import STORAGE_DTYPES
 if TYPE_CHECKING:
     from gigl_loader.partition.remote_files import RemotePath
 
-__all__ = ["ColumnOptions", "CsvFormat", "Role", "name_columns", "open_files", "open_table"]
-
 
 @dataclass(frozen=True, slots=True)
 class CsvFormat:

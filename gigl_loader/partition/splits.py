@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from gigl_loader.graph.schema import EdgeSplits, EdgeType
     from gigl_loader.partition.table import GraphTables, Kind
 
-__all__ = ["SplitMarks", "hold_out_edges", "mark_splits"]
-
 _NUMBERED = ("train", "val", "test")
 _MAX_SPLITS = 8
 _ROWS = 1 << 20

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from gigl_loader.partition.job import Job
     from gigl_loader.partition.table import Table
 
-__all__ = ["Shardable", "Stage", "StageInfo", "cut", "first_rows", "read_span", "shards_of", "stamp_of"]
-
 
 @runtime_checkable
 class Shardable(Protocol):

@@ -29,28 +29,6 @@ from gigl_loader.partition.stage import cut, stamp_of
 from gigl_loader.partition.weights import check_weight_column
 from gigl_loader.tensors import spec_of
 
-__all__ = [
-    "EDGE_ROLES",
-    "NODE_ROLES",
-    "SPLIT_MASKS",
-    "TEXT",
-    "ArrayTable",
-    "GraphTables",
-    "Kind",
-    "NodeTable",
-    "Quantizations",
-    "Table",
-    "as_texts",
-    "check_quantized_column",
-    "check_time_column",
-    "data_columns",
-    "declared",
-    "declared_times",
-    "is_mask",
-    "known_columns",
-    "read_quantize",
-]
-
 Quantizations = Mapping[NodeType | EdgeType, Mapping[str, Quantization]]
 """How columns are quantised, by type and name."""
 

@@ -16,8 +16,6 @@ from gigl_loader.processes import leave_with
 if TYPE_CHECKING:
     import socket
 
-__all__ = ["main"]
-
 
 def main(link: socket.socket) -> None:
     """Do the tasks that arrive over ``link``, one after the other."""

@@ -30,18 +30,6 @@ from gigl_loader.partition.stage import Stage
 from gigl_loader.partition.views import MissingValues
 from gigl_loader.strict_json import read_json
 
-__all__ = [
-    "OpenedStage",
-    "TaskResult",
-    "TaskSetting",
-    "keep_result",
-    "kept_result",
-    "packed",
-    "packed_error",
-    "read_result",
-    "run_task",
-]
-
 _MAX_RESULT_BYTES = 256 << 20
 _MISTAKES: Mapping[str, type[Exception]] = {
     error.__name__: error

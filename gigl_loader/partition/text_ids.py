@@ -20,8 +20,6 @@ from gigl_loader.partition.table import TEXT, GraphTables, Kind, NodeTable, Tabl
 from gigl_loader.partition.views import ProjectedTable, Projection
 from gigl_loader.tensors import spec_of
 
-__all__ = ["number_text_ids"]
-
 _TEXT_BYTES = 128
 """Of a text while it is a ``str`` in an array: 57 bytes and its characters."""
 

@@ -21,20 +21,6 @@ from gigl_loader.tensors import STORAGE_DTYPES
 if TYPE_CHECKING:
     from gigl_loader.graph.schema import LabelSign, NodeType
 
-__all__ = [
-    "ChainedTable",
-    "FilledTable",
-    "MissingValues",
-    "ProjectedTable",
-    "Projection",
-    "chain",
-    "label_set",
-    "label_tables",
-    "missing_anywhere",
-    "reverse_of",
-    "with_reverse_edges",
-]
-
 
 class ChainedTable:
     """The rows of several tables with the same columns, one table after the other."""

@@ -25,16 +25,6 @@ if TYPE_CHECKING:
     from gigl_loader.graph.schema import EdgeSchema, EdgeType
     from gigl_loader.partition.job import Job
 
-__all__ = [
-    "as_float64",
-    "check_weight_column",
-    "check_weights",
-    "index_weights",
-    "opened",
-    "pieces",
-    "running_sums",
-]
-
 _BITS = 62
 """The sum of a list stays below 2 to this power."""
 

@@ -18,16 +18,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.store import EdgeList
 
-__all__ = [
-    "NodeIndex",
-    "PygDataset",
-    "check_pickled",
-    "check_process",
-    "close_at_exit",
-    "edge_ends",
-    "edge_slots",
-]
-
 
 class PygDataset(Dataset, Protocol):
     """A dataset with what its PyG stores read. ``GraphQueries`` says what each member promises."""

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from gigl_loader.pyg.dataset import PygDataset
     from gigl_loader.sampling.partitioned import PartitionedStore
 
-__all__ = ["GiglFeatureStore", "RowSelection", "as_tensor"]
-
 
 class RowSelection:
     """Rows of a tensor of ``count`` rows, as ``tensor[index]`` selects them along its first dimension.

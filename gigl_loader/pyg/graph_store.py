@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from gigl_loader.options import EdgeType
     from gigl_loader.pyg.dataset import PygDataset
 
-__all__ = ["GiglGraphStore"]
-
 
 class GiglGraphStore(GraphStore):  # type: ignore[misc]  # PyG is not typed.
     """Edges of each type as indices of nodes, row 0 = source, in the direction of the graph. Read-only.

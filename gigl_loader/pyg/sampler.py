@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.plan import SamplerArguments
     from gigl_loader.sampling.source import BatchSource
 
-__all__ = ["GiglSampler", "SingleBatches", "link_metadata", "sampler_output"]
-
 
 def sampler_output(
     batch: Any, schema: GraphSchema, nodes: NodeIndex, metadata: tuple[Any, ...], *, disjoint: bool

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from gigl_loader.native import StopFlag
 
-__all__ = ["STOP_POLL_S", "AttemptThreads", "Cancellation", "Cancelled", "Hedging"]
-
 STOP_POLL_S = 0.05
 """A stop flag wakes no thread: one that waits looks at its flag so often."""
 

@@ -19,18 +19,6 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.credentials import Caller, SslParts
     from gigl_loader.rpc.endpoint import Endpoint
 
-__all__ = [
-    "check_authority",
-    "check_dates",
-    "check_name",
-    "check_pair",
-    "fingerprints",
-    "self_signed",
-    "server_context",
-    "system_roots",
-    "tls_fault",
-]
-
 # The library is imported inside functions: a process without TLS does not load it.
 
 

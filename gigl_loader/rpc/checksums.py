@@ -16,20 +16,6 @@ from gigl_loader.native import copy_rows, copy_rows_crc, crc32c
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = [
-    "CHECKSUM_HEADER",
-    "HEAD_CHECKSUM_HEADER",
-    "Checksum",
-    "Crc32c",
-    "Unread",
-    "checksum_text",
-    "has_checksum",
-    "head_checksum",
-    "head_is_whole",
-    "message_checksum",
-    "message_is_whole",
-]
-
 CHECKSUM_HEADER = "gigl-crc32c"
 """Header of a control call: CRC-32C of its message, as 8 hexadecimal digits."""
 

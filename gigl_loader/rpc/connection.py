@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
 
-__all__ = ["Connection", "ConnectionPool", "PooledConnection"]
-
 _CONNECT_S = 5.0
 """A host that is down sends nothing: without this limit, connecting would take all the time of an attempt."""
 

@@ -26,32 +26,6 @@ if TYPE_CHECKING:
 
     from gigl_loader.rpc.credentials import Caller
 
-__all__ = [
-    "ADMIN_METHODS",
-    "ADMIN_SERVICE",
-    "ANNOUNCEMENT",
-    "CALLS",
-    "MEMBERSHIP_HEADER",
-    "METHODS",
-    "NO_TOKEN",
-    "PENDING_HEADER",
-    "REFUSAL_HEADER",
-    "SERVICE",
-    "STORE_METHODS",
-    "STORE_SERVICE",
-    "ClusterView",
-    "ControlClient",
-    "control_channel",
-    "control_error",
-    "explained",
-    "is_marked",
-    "is_of_connection",
-    "lost_its_checksum",
-    "refusal_mark",
-    "refused_token",
-    "status_of",
-]
-
 SERVICE = "gigl.v1.Peer"
 METHODS: Mapping[str, tuple[Any, Any]] = {
     "Describe": (messages.DescribeRequest, messages.Description),

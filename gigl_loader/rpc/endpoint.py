@@ -11,8 +11,6 @@ from dataclasses import asdict, dataclass
 from gigl_loader.errors import FormatError, StorageUnavailable
 from gigl_loader.strict_json import read_json
 
-__all__ = ["NOBODY", "Address", "Endpoint", "check_reach", "is_local", "is_loopback", "tcp_probe"]
-
 
 def check_reach(
     address: Address, *, tls: bool, guarded: bool, insecure: bool, give_tls: str, give_token: str = ""

@@ -27,26 +27,6 @@ if TYPE_CHECKING:
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import NodeType
 
-__all__ = [
-    "HANDLE_BYTES",
-    "MAX_FILE_BYTES",
-    "MAX_LISTED",
-    "MAX_TEXTS",
-    "NAMES",
-    "FileRequest",
-    "FindTextsRequest",
-    "IdsRequest",
-    "Inquiry",
-    "ListRequest",
-    "LocateRequest",
-    "ManifestRequest",
-    "TextsRequest",
-    "encode_frame_request",
-    "encode_graph_request",
-    "frame_handle",
-    "read",
-]
-
 MAX_LISTED = 1 << 20
 """Nodes of one request or its reply: 8 MiB. Callers split larger requests."""
 

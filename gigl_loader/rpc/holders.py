@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from gigl_loader.rpc.endpoint import Endpoint
 
-__all__ = ["Holders", "rendezvous_order"]
-
 _LOGGER = logging.getLogger(__name__)
 
 _FIRST_AVOIDED_S, _LONGEST_AVOIDED_S = 0.5, 10.0

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from gigl_loader.rpc.credentials import Credentials
 
-__all__ = ["HostService"]
-
 _LOGGER = logging.getLogger(__name__)
 _ENTRY = "gigl_server.peer_child:main"
 _MAX_RESTARTS = 2

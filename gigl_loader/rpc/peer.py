@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
 
-__all__ = ["Description", "HoldsOthers", "PeerStats", "check_data_port", "check_peer", "peer_stats"]
-
 _LOOK_S = 2.0
 """For a handshake that says what a failed call does not."""
 

@@ -15,25 +15,6 @@ from enum import Enum
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
 from gigl_loader.strict_json import read_json
 
-__all__ = [
-    "FAULT_RULES",
-    "Busy",
-    "Contact",
-    "Damaged",
-    "FaultKind",
-    "FaultRule",
-    "Gone",
-    "NoRing",
-    "Refusal",
-    "RefusalKind",
-    "Retry",
-    "RingRefused",
-    "TooLarge",
-    "Unknown",
-    "retry_of",
-    "rule_of",
-]
-
 _MAX_MESSAGE = 1_000  # Sent in HTTP/2 headers, which hold 8 KiB in total by default.
 _MAX_RECORD = 16 << 10
 

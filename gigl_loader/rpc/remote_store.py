@@ -58,8 +58,6 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.requests import PartitionRequest
     from gigl_loader.sampling.store import EdgeRequest, FeatureRequest, NeighborRequest, WireCounts
 
-__all__ = ["Directory", "RemoteStore", "fetch_edges", "fetch_file", "fetch_manifest", "replicated_stores"]
-
 _ATTEMPT_S = 30.0
 _MAX_ROWS = 4 << 20
 """Positions of one request: 32 MiB, half of what a service reads."""

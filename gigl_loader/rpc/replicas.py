@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.holders import Holders
     from gigl_loader.rpc.reply_stream import ReplyStream
 
-__all__ = ["ReplicaCall", "ReplicaConnection", "Replicas"]
-
 _MAX_AT_ONCE = 3
 """Attempts of one call under way at the same time."""
 _LAST_ATTEMPT_S = 0.2  # Reserved for a last attempt, at most 1/4 of the call.

@@ -34,32 +34,6 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.reply_stream import ReplyStream
     from gigl_loader.rpc.requests import EdgeListRequest
 
-__all__ = [
-    "CHUNK_BYTES",
-    "MAX_DRAWN_EDGES",
-    "MAX_REPLY_BYTES",
-    "MAX_ROW_BYTES",
-    "Outrun",
-    "RowReader",
-    "RowScatter",
-    "assembled",
-    "document",
-    "edges_document",
-    "neighbors_document",
-    "parsed",
-    "read_bytes",
-    "read_edges",
-    "read_flags",
-    "read_integers",
-    "read_neighbors",
-    "read_octets",
-    "read_split",
-    "read_texts",
-    "row_chunks",
-    "row_layout",
-    "split_document",
-]
-
 CHUNK_BYTES = 2 << 20
 """Rows are received in chunks of about this size. Measured in CPU seconds per GB of rows of 64 bytes, gather
 and scatter included, on a busy machine: 1.39 at 128 KiB, 1.27 at 256 KiB, 1.14 at 1 MiB, 1.13 at 2 MiB,

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.attempts import Cancellation
     from gigl_loader.rpc.connection import Connection
 
-__all__ = ["MAX_INLINE_BYTES", "ReplySource", "ReplyStream", "Scratch", "fetch_frame"]
-
 
 class ReplySource(Protocol):
     """Connection that a reply is read from (``native.DataClient``)."""

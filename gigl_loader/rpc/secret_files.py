@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from gigl_loader.rpc.tokens import Token
 
-__all__ = ["FileWatch", "Renewed", "cluster_key_in", "naming", "pem_in", "secret_in", "token_in", "tokens_in"]
-
 _LOGGER = logging.getLogger(__name__)
 
 Value = TypeVar("Value")

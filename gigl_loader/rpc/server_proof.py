@@ -19,20 +19,6 @@ from gigl_loader.rpc.tokens import check_no_placeholder
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = [
-    "CHALLENGE",
-    "NONCE",
-    "PROOF",
-    "Challenges",
-    "adoption_proof",
-    "announcement_proof",
-    "check_cluster_key",
-    "header_value",
-    "new_nonce",
-    "shows",
-    "view_proof",
-]
-
 NONCE = "gigl-server-nonce"
 """Header of a ``Cluster`` call: 64 hex digits that the reply's proof must cover."""
 PROOF = "gigl-server-proof"

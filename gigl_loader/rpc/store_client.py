@@ -55,8 +55,6 @@ if TYPE_CHECKING:
 
     from gigl_loader.rpc.credentials import Caller
 
-__all__ = ["StoreClient"]
-
 _LOGGER = logging.getLogger(__name__)
 
 Result = TypeVar("Result")

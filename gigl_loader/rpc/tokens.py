@@ -17,25 +17,6 @@ from gigl_loader.options import byte_count
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = [
-    "EVERYTHING",
-    "JOB_HEADER",
-    "Grant",
-    "Token",
-    "authorization",
-    "check_distinct",
-    "check_no_placeholder",
-    "check_token",
-    "is_grant",
-    "job_key",
-    "matching_token",
-    "new_job",
-    "new_token",
-    "parse_grant",
-    "parse_tokens",
-    "shown_form",
-]
-
 JOB_HEADER = "gigl-job"
 """Header, on both ports, of every call that creates or uses what belongs to a job."""
 

@@ -12,16 +12,6 @@ from typing import Protocol
 from gigl_loader import __version__
 from gigl_loader.native import draws
 
-__all__ = [
-    "OLDEST_WIRE_VERSION",
-    "WIRE_VERSION",
-    "BuildVersions",
-    "check_draws",
-    "newest_wire",
-    "serves_wire",
-    "wire_range",
-]
-
 WIRE_VERSION = 3
 """Newest version of requests and replies, of both ports. Raised by every change of them."""
 

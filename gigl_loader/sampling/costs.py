@@ -19,16 +19,6 @@ from gigl_loader.sampling.store import WireCounts
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = [
-    "SCRATCH_BYTES_PER_EDGE",
-    "BatchBounds",
-    "BatchTooLarge",
-    "CostCounter",
-    "Costs",
-    "TooLong",
-    "TooManyEdges",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:

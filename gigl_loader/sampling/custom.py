@@ -29,15 +29,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.plan import SamplerContext
     from gigl_loader.sampling.request import BatchRequest
 
-__all__ = [
-    "CustomSampler",
-    "SampledEdges",
-    "SamplingGraph",
-    "SeedBatch",
-    "Subgraph",
-    "UserSampler",
-]
-
 _MAX_PURPOSE = 1 << 32
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from gigl_loader.options import EdgeType, NodeType
     from gigl_loader.sampling.plan import ColumnPlan
 
-__all__ = ["FeatureSource", "GatherRequest", "LocalFeatures"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GatherRequest:

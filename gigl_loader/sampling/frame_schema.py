@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from gigl_loader.options import EdgeType, NodeType
     from gigl_loader.sampling.plan import ColumnPlan
 
-__all__ = ["FrameArray", "FrameCounts", "FrameSchema", "TypeArrays"]
-
 _I64, _I32 = Column("I64"), Column("I32")
 _DEFERRED = {"node": "position", "edge": "slot"}
 """By what a type is of: the array that a frame with deferred features has in place of all of them."""

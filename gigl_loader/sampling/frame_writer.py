@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.seeds import BatchSeeds
     from gigl_loader.tensors import Layout
 
-__all__ = ["Completion", "DrawnBatch", "FrameWriter", "LocalPlaces", "Sampled", "StoredPlaces"]
-
 
 class DrawnBatch(Protocol):
     """Nodes and edges of a batch, by number of node or edge type. ``native.Batch`` is one."""

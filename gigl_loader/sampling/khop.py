@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from gigl_loader.options import EdgeType
     from gigl_loader.sampling.plan import ColumnPlan, PlanFields, SamplerArguments
 
-__all__ = ["SUBGRAPH_TYPES", "KHop", "check_time", "check_weight", "read_num_neighbors", "reverse_types"]
-
 SUBGRAPH_TYPES = ("directional", "bidirectional", "induced")
 """Names and meanings are PyG's."""
 

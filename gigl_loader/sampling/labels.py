@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.store import Neighbors
 
-__all__ = ["LABEL_HOP", "LabelLookup", "Labels", "distinct_ranks"]
-
 LABEL_HOP = 253
 """In the address of the draws that a cap takes. Neighbours are drawn at smaller hops."""
 

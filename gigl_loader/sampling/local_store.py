@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from gigl_loader.options import EdgeType, NodeType
     from gigl_loader.sampling.store import EdgeRequest, FeatureRequest, InducedRequest
 
-__all__ = ["LocalStore", "edges_of", "open_adjacency"]
-
 
 class LocalStore:
     """Draws from and copies out of the memory maps of one partition, natively."""

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from gigl_loader.options import EdgeType, NodeType
     from gigl_loader.sampling.partitioned import PartitionedStore
 
-__all__ = ["MAX_AMOUNT", "MAX_DRAWS", "DrawnNegatives", "NegativeDrawer", "Negatives", "NodeWeights"]
-
 MAX_DRAWS = 100
 """Draws of a strict negative, after which the last one is kept."""
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.seeds import BatchSeeds, Seeder
     from gigl_loader.sampling.store import Neighbors
 
-__all__ = ["DistributedSampler", "LocalSampler"]
-
 
 class LocalSampler:
     """Samples one batch after the other, in scratch memory that it keeps.

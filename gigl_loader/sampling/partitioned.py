@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.features import GatherRequest
     from gigl_loader.sampling.store import DrawRule, NeighborStore
 
-__all__ = ["FrontierRequest", "InducedFrontier", "PartitionedStore"]
-
-
 _MAX_THREADS = 64
 _MAX_AT_ONCE = 4  # Edge types of one hop that are asked of one peer at the same time.
 _FEW = 4096

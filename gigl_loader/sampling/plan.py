@@ -25,21 +25,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.request import InputColumn
     from gigl_loader.sampling.source import PlanSampler
 
-__all__ = [
-    "DEFAULT_KIND",
-    "MAX_FANOUT",
-    "MAX_HOPS",
-    "BatchPlan",
-    "ColumnPlan",
-    "PlanFields",
-    "SamplerArguments",
-    "SamplerContext",
-    "SamplerOptions",
-    "SamplerPlan",
-    "differences",
-    "plan_digest",
-]
-
 MAX_HOPS = 254  # The address of a draw has 8 bits for it, and two values that are no hop.
 MAX_FANOUT = 2**31 - 1
 

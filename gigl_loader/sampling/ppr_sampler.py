@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.plan import SamplerContext
     from gigl_loader.sampling.request import BatchRequest
 
-__all__ = ["PPRArrays", "PPRSampler", "ppr_arrays"]
-
 _KEY = 0
 """Of the draws that cut long lists: the same ones in every batch, epoch and run."""
 

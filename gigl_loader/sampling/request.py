@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from gigl_loader.arrays import Bytes
     from gigl_loader.options import NodeType
 
-__all__ = ["INDEX_BYTES", "SEED", "SEED_TIME", "TIME", "BatchRequest", "InputColumn", "entry_bytes"]
-
 SEED = "seed"
 """Name of the input column of plans whose input is nodes."""
 

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from gigl_loader.graph.graph import Graph
     from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeSchema, NodeType
 
-__all__ = ["CachingStore", "RowCache", "hot_nodes"]
-
 _SAMPLED_EDGES = 1 << 22
 _MAX_SAMPLED_EDGES = 1 << 24
 """At least the first, a third of a second; eight for every row that fits; at most the second."""

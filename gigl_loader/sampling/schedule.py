@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.costs import CostCounter
     from gigl_loader.sampling.source import BatchSampler, SampledBatch
 
-__all__ = ["WEIGHT", "Schedule", "SeedDraw", "SeedWeightedSampler", "Shard"]
-
 WEIGHT = "weight"
 """Name of the shared tensor that holds the weights."""
 

@@ -21,20 +21,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.plan import SamplerContext
     from gigl_loader.sampling.request import BatchRequest
 
-__all__ = [
-    "BatchSeeds",
-    "EntryTimes",
-    "Exclusion",
-    "NodeSeeder",
-    "Seeder",
-    "check_entry_times",
-    "in_trees",
-    "request_key",
-    "time_inputs",
-    "timed",
-    "tree_key",
-]
-
 
 class EntryTimes:
     """The times of the entries of a request: those that it has, or else those of its nodes."""

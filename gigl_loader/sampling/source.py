@@ -31,16 +31,6 @@ if TYPE_CHECKING:
     from gigl_loader.tensors import Layout
     from gigl_loader.topology import Topology
 
-__all__ = [
-    "BatchSampler",
-    "BatchSource",
-    "InlineSource",
-    "PlanSampler",
-    "SampledBatch",
-    "SourceRequest",
-    "check_epoch",
-]
-
 _INLINE_SLOTS = 8
 
 

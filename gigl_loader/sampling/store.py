@@ -19,24 +19,6 @@ if TYPE_CHECKING:
 
     from gigl_loader.options import EdgeType, NodeType
 
-__all__ = [
-    "MAX_TREES",
-    "NO_BOUND",
-    "POSITION_MASK",
-    "SLOT_BITS",
-    "TREE_SHIFT",
-    "DrawRule",
-    "EdgeList",
-    "EdgeRequest",
-    "FeatureRequest",
-    "InducedRequest",
-    "NeighborRequest",
-    "NeighborStore",
-    "Neighbors",
-    "WireCounts",
-]
-
-
 NO_BOUND = 2**63 - 1
 TREE_SHIFT = 40
 """In requests of a disjoint batch, targets are positions with the number of their tree above so many bits.

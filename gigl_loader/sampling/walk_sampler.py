@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.plan import SamplerContext
     from gigl_loader.sampling.request import BatchRequest
 
-__all__ = ["MAX_STEPS", "VISITS", "WALKS", "WalkSampler", "Walker"]
-
 MAX_STEPS = 253
 """Hops that the address of a draw has."""
 

@@ -14,8 +14,6 @@ from gigl_loader.sampling.request import InputColumn
 if TYPE_CHECKING:
     import socket
 
-__all__ = ["Handover", "WorkerConfig"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.request import InputColumn
     from gigl_loader.sampling.source import BatchSampler, SampledBatch
 
-__all__ = ["Executor"]
-
 
 class Executor:
     """Queue of requests, filled by one thread and served by one thread for each sampler."""

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.request import BatchRequest
     from gigl_loader.workers.config import WorkerConfig
 
-__all__ = ["Death", "Delivery", "WorkerHandle", "WorkerStats", "statistics"]
-
 
 @dataclass(slots=True)
 class WorkerStats:

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.source import BatchSampler
     from gigl_loader.workers.config import WorkerConfig
 
-__all__ = ["open_samplers", "worker_main"]
-
 _LEAVE_SECONDS = 0.5
 
 

@@ -32,16 +32,6 @@ if TYPE_CHECKING:
     from gigl_loader.topology import Topology
     from gigl_loader.workers.config import WorkerConfig
 
-__all__ = [
-    "Incarnation",
-    "WorkerProcess",
-    "check_start_method",
-    "collect_stacks",
-    "start_process",
-    "start_source",
-    "startup_turn",
-]
-
 _MAX_TRACE = 32_000
 _TERMINATE_SECONDS = 0.5
 _KILL_SECONDS = 5.0

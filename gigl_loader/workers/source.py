@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.schedule import Schedule
     from gigl_loader.workers.handle import Death, Delivery
 
-__all__ = ["LOOK_S", "StallDetector", "WorkerSource"]
-
 LOOK_S = 0.5
 """Interval between two looks of a waiting trainer."""
 

@@ -15,8 +15,6 @@ from gigl_loader.retry import Backoff
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["NAMESPACE", "actor_name", "addresses_of", "find_servers"]
-
 NAMESPACE = "gigl"
 """Of the actors, so that other Ray jobs find them, too."""
 

@@ -22,8 +22,6 @@ from gigl_server.server_process import ServerProcess
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["ServerPlan", "StoreActor"]
-
 _LOGGER = logging.getLogger(__name__)
 
 _BIND_S = 60.0

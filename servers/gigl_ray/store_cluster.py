@@ -24,8 +24,6 @@ from gigl_server.local_cluster import count_partitions, deal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["StoreCluster"]
-
 _logger = logging.getLogger(__name__)
 
 _CALLS_AT_ONCE = 8

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.credentials import Credentials
     from gigl_loader.rpc.tokens import Grant
 
-__all__ = ["LOCAL", "Access", "Identity"]
-
 _IPV6_PREFIX = 64  # A host usually has a whole /64 to choose addresses from.
 
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from gigl_server.access import Identity
 
-__all__ = ["AuditLog", "GrpcLogFilter", "printable"]
-
 _LOGGER = logging.getLogger(__name__)
 _WINDOW_S = 60.0
 _LINES_PER_CALLER = 5

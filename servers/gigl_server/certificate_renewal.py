@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.credentials import Credentials
     from gigl_loader.rpc.secret_files import FileWatch
 
-__all__ = ["Renewal", "ServedCertificate", "check_renewal"]
-
 _LOGGER = logging.getLogger(__name__)
 _LOOK_S = 2.0
 _AGAIN_S = 60.0

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from gigl_server.config import ServeOptions
     from gigl_server.partitions.file_sources import FileSource
 
-__all__ = ["ServerParts"]
-
 _LOGGER = logging.getLogger(__name__)
 
 

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.tokens import Token
     from gigl_server.option import Option
 
-__all__ = ["SERVE_OPTIONS", "ServeOptions", "read_settings", "read_yaml"]
-
 _MAX_WORKERS = 1024  # For the largest machines: each worker has up to 4 threads, a process some 10,000.
 _LEAST_FRAME_MEMORY = 64 << 20  # Below this, one or two ordinary frames would fill it.
 _LEAST_MEMORY = 256 << 20

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-__all__ = ["CallCounts", "Counters", "Totals"]
-
 
 class CallCounts(NamedTuple):
     """Calls of one method, and the bytes of their messages without headers and framing."""

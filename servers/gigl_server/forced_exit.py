@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["describe_threads", "leave", "leave_within"]
-
 _LOGGER = logging.getLogger(__name__)
 _TELL_S = 0.5
 

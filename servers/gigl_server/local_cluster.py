@@ -22,8 +22,6 @@ from gigl_server.server_process import ServerProcess
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["LocalCluster", "count_partitions", "deal"]
-
 
 def count_partitions(graph_dir: str | os.PathLike[str]) -> int:
     """Return the number of partitions of a graph. ``FileNotFoundError`` where there is none."""

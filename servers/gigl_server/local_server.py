@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from gigl_server.server import StorageServer
 
-__all__ = ["main"]
-
 _LOGGER = logging.getLogger(__name__)
 _CLOSE_S = 4.0
 """Timeout of closing everything. The parent waits 5 s before it sends SIGTERM, and a second more."""

@@ -11,8 +11,6 @@ import threading
 
 from gigl_server.audit import GrpcLogFilter
 
-__all__ = ["LineHandler", "configure_logging", "quiet_grpc"]
-
 _STDERR = 2
 _FORMAT = "%%(asctime)s %%(levelname)s %s%%(message)s"
 

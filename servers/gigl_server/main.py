@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from gigl_server.logs import LineHandler
     from gigl_server.server import StorageServer
 
-__all__ = ["END_S", "LET_GO", "prepare_process", "run", "serve_until_told"]
-
 _LOGGER = logging.getLogger(__name__)
 _FAILED = 1
 _PART_DIED = 3

@@ -32,8 +32,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["MemoryAccount", "ProcessMemory"]
-
 _BLOCK_BYTES = 96
 """Mean of the interpreter's small blocks (16 to 512 bytes) in a server, with what its pools waste."""
 _IN_BLOCKS = ("samplers", "scratch", "frames", "requests", "connections", "graph")

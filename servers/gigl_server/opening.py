@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from gigl_server.config import ServeOptions
     from gigl_server.partitions.file_sources import FileSource
 
-__all__ = ["open_graph"]
-
 _LOGGER = logging.getLogger(__name__)
 
 

@@ -13,26 +13,6 @@ from gigl_loader.options import byte_count, byte_text, check_sampler_name, check
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "ADDRESS",
-    "ADDRESSES",
-    "FLAG",
-    "PARTITIONS",
-    "PATH",
-    "PORT",
-    "SAMPLERS",
-    "TEXT",
-    "VERIFY",
-    "Option",
-    "ValueKind",
-    "declaration",
-    "option",
-    "options_of",
-    "seconds",
-    "size",
-    "whole",
-]
-
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 _MAX_SECONDS = 86_400
 

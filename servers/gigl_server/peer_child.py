@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from gigl_server.peer_server import PeerServer
 
-__all__ = ["main"]
-
 _LOGGER = logging.getLogger(__name__)
 _END_S = 1.8
 _PART_DIED = 3

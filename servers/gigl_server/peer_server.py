@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from gigl_loader.graph.graph import Graph
     from gigl_loader.rpc.credentials import Credentials
 
-__all__ = ["PeerServer", "build_server"]
-
 
 class PeerServer:
     """A service that runs until ``close``."""

@@ -22,15 +22,6 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.endpoint import Address
     from gigl_server.config import ServeOptions
 
-__all__ = [
-    "PORT_WAIT_S",
-    "check_free",
-    "check_peer_limits",
-    "check_serve_limits",
-    "wait_free",
-    "warn_of_limits",
-]
-
 _LOGGER = logging.getLogger(__name__)
 
 _OWN_FILES = 32  # 26 of a ready server, and some during its start.

@@ -19,8 +19,6 @@ from gigl_server.access import LOCAL
 if TYPE_CHECKING:
     from gigl_server.access import Identity
 
-__all__ = ["Limits", "Quota", "has_quota"]
-
 _FACTOR = 8
 
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.tokens import Token
     from gigl_server.config import ServeOptions
 
-__all__ = ["StorageServer", "build_storage_server"]
-
 _LOGGER = logging.getLogger(__name__)
 _LOOK_EVERY_S = 5.0
 _JOIN_END_S = 10.0

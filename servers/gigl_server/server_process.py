@@ -16,8 +16,6 @@ from gigl_loader.rpc.endpoint import Endpoint
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["ServerProcess"]
-
 _ENTRY = "gigl_server.local_server:main"
 _SEND_S, _LEAVE_S, _TERMINATE_S, _KILL_S = 10.0, 5.0, 1.0, 5.0
 _ERRORS = {kind.__name__: kind for kind in (FileNotFoundError, OSError, ValueError)}

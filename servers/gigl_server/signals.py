@@ -28,8 +28,6 @@ from gigl_server.forced_exit import describe_threads, leave
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["RELOAD", "Signals", "leave_on_signals", "wait_for_word"]
-
 RELOAD = "SIGHUP"
 """Word for the signal to reload. All other signals end the process."""
 

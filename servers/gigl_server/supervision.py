@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["Part", "PartDead", "PartSilent", "Supervisor"]
-
 _LOGGER = logging.getLogger(__name__)
 _EVERY_S = 5.0
 _SILENT_LOOKS = 4

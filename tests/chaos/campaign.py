@@ -10,8 +10,6 @@ from tests.chaos.ground import Ground
 from tests.chaos.modes import bursts, disk, hosts, replicas, resumed, store, workers
 from tests.chaos.record import Record
 
-__all__ = ["BURSTS", "LEG_FAULTS", "MODES", "run_campaign", "run_leg"]
-
 Mode: TypeAlias = Callable[[Ground, int, int, int], Record]
 """Runs a leg, given ground, seed, number of the leg and number of its faults."""
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from tests.chaos.faults import Fault
     from tests.chaos.ground import Ground
 
-__all__ = ["PROGRAM", "Client", "OtherClient", "train"]
-
 PROGRAM = f"{__name__}:train"
 _CHECKPOINT, _SEEN = "checkpoint.json", "seen"
 _ENDS_S = 20.0

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.endpoint import Endpoint
     from tests.chaos.faults import Fault
 
-__all__ = ["SERVER_KINDS", "ProxiedCluster"]
-
 SERVER_KINDS = (
     "SIGKILL of a server",
     "SIGTERM of a server",

@@ -12,8 +12,6 @@ from tests.chaos.ground import Ground
 from tests.chaos.record import Record
 from tests.support.training import digest
 
-__all__ = ["drive"]
-
 _MAX_ERRORS = 50
 """In one epoch. After as many, the leg is given up."""
 _NOTHING_CONSUMED = (StorageUnavailable, TimeoutError, FormatError)

@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
-__all__ = ["Fault", "draw_faults", "pick"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:

@@ -20,8 +20,6 @@ from tests.chaos.record import HANG_S
 from tests.support.fork_server import ForkServer
 from tests.support.training import FANOUT, OPTIONS, digest
 
-__all__ = ["LOADER", "Ground", "Repairs"]
-
 LOADER: dict[str, Any] = OPTIONS | {"batch_size": 20, "timeout": HANG_S}
 _NODES, _EDGES, _FEATURES, _SEEDS = 20_000, 200_000, 64, 5_000
 

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["JumpingClock"]
-
 _HERE = str(Path(__file__).parent / "clock")
 
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from tests.chaos.faults import Fault
 
-__all__ = ["ADDRESS", "BURST_KINDS", "LINE_KINDS", "disturb"]
-
 ADDRESS = "127.0.0.77"
 """What services behind proxies advertise. They listen at 127.0.0.1, on the same ports."""
 LINE_KINDS = ("cut line", "silent line", "slow line", "half-closed line", "bit flip on the wire")

@@ -10,8 +10,6 @@ from typing import Any
 
 from tests.chaos.faults import Fault
 
-__all__ = ["HANG_S", "Gap", "Record"]
-
 HANG_S = 30.0
 """Deadline between two batches, whatever the fault. A longer gap counts as a hang."""
 

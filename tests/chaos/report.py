@@ -8,8 +8,6 @@ from typing import Any
 
 from tests.chaos.record import HANG_S, Record
 
-__all__ = ["to_json", "to_markdown"]
-
 
 def to_json(records: Sequence[Record], *, seed: int, seconds: float) -> dict[str, Any]:
     """Return totals, faults by kind, and every leg."""

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["few_descriptors", "flipped_bit", "stopped"]
-
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:

@@ -9,8 +9,6 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-__all__ = ["Authority"]
-
 _DAY = datetime.timedelta(days=1)
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from gigl_server.server import StorageServer
 
-__all__ = ["READY_S", "addresses_of", "check_same", "embedded", "held_by", "servers_of"]
-
 READY_S = 30.0
 
 

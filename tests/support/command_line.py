@@ -5,8 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-__all__ = ["COMMAND", "address_in", "line_with", "run"]
-
 COMMAND = [sys.executable, "-c", "from gigl_loader.cli import main; main()"]
 
 

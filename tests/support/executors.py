@@ -17,8 +17,6 @@ from gigl_loader.cli.table_options import TableOptions, open_tables
 from gigl_loader.graph import HOMOGENEOUS_EDGE
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable
 
-__all__ = ["DeadlyTable", "WaitingTable", "rich_tables", "waiting_tables", "write_rich_files"]
-
 
 def write_rich_files(folder: Path, *, users: int = 300, items: int = 200, edges: int = 6000) -> None:
     """Write tables of users (text ids, CSV), items (sparse ids, Parquet) and edges (several files)."""

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.source import BatchSampler, SampledBatch
     from gigl_loader.workers.config import WorkerConfig
 
-__all__ = ["FAULTY_SAMPLER", "FaultPlan", "GraphWithFaults", "Mishap", "faulty_sampler"]
-
 FAULTY_SAMPLER = f"{__name__}:faulty_sampler"
 
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from gigl_server.access import Identity
     from gigl_server.ports.queries import Queries
 
-__all__ = ["plan_peer_faults"]
-
 _VARIABLE = "GIGL_TEST_PEER_FAULTS"
 
 

@@ -24,8 +24,6 @@ import psutil
 
 from tests.support.hosts import enter_network
 
-__all__ = ["ForkServer"]
-
 ROOT = Path(__file__).parents[2]
 _PATIENCE = 10.0
 """Seconds in which it ends by itself."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from gigl_loader.channel.frame import Frame
     from gigl_loader.sampling.frame_schema import FrameSchema
 
-__all__ = ["Draft", "frame_schema", "read_everything"]
-
 EdgeDir = Literal["in", "out"]
 _EDGE_TYPE = ("item", "buys+back", "user")
 

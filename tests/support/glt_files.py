@@ -15,8 +15,6 @@ from gigl_loader.graph import EdgeType, NodeType
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable
 
-__all__ = ["BookAssigner", "GltGraph", "heterogeneous", "homogeneous", "write_glt"]
-
 CHUNK = 16
 """Rows that are pickled at once, as the partitioners' ``chunk_size``."""
 

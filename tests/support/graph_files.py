@@ -15,8 +15,6 @@ import safetensors.numpy
 from gigl_loader.graph.folder import DiskFolder
 from gigl_loader.graph.manifest import write_document
 
-__all__ = ["as_alpha", "as_version_1", "edited", "rewrite"]
-
 
 def edited(path: Path, change: Callable[[dict[str, Any]], None], *, signed: bool = True) -> None:
     """Change ``graph.json``, with a digest that fits when ``signed``."""

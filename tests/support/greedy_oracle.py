@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
-__all__ = ["fewest_and_most", "greedy_owners", "stream_order"]
-
 
 def fewest_and_most(count: int, num_partitions: int) -> tuple[int, int]:
     """Return how few and how many of ``count`` nodes a partition may have: 5 % off the mean, or one node."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-__all__ = ["METHODS", "PLAN", "HostileClient"]
-
 METHODS = {
     "CreateProducer": messages.CreateProducerRequest,
     "OpenChannel": messages.OpenChannelRequest,

@@ -23,8 +23,6 @@ from typing import Any, TypeVar
 
 from tests.support.ports import free_port
 
-__all__ = ["Host", "Network", "enter_network", "missing_for_hosts"]
-
 _CLONE_NEWNET = 0x40000000
 _LISTENING = "0A"
 _SECONDS = 10.0

@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     import socket
     from pathlib import Path
 
-__all__ = ["KeyUpdates"]
-
 _LIBRARIES = ("libssl.so.3", "libssl.so.1.1")
 _POINTERS = ("TLS_client_method", "TLS_server_method", "SSL_CTX_new", "SSL_new")
 _PEM = 1

@@ -9,8 +9,6 @@ from torch_geometric.data import Data
 
 from gigl_loader.partition import build_graph, tables_from_pyg
 
-__all__ = ["learnable_graph"]
-
 
 def learnable_graph(path: Path, *, num_partitions: int) -> Path:
     """Write 600 nodes of 4 classes, with columns x and y and splits train and test. Return ``path``."""

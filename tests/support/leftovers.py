@@ -14,8 +14,6 @@ import psutil
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Leftovers", "is_gone", "shared_memory", "wait_until"]
-
 # They serve every user of multiprocessing in this process, and live as long as it does.
 _SERVANTS = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
 _POLLER = "anon_inode:[eventpoll]"

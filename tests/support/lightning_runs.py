@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-__all__ = ["check_each_seed_once", "killed_and_resumed"]
-
 
 def killed_and_resumed(folder: Path, *arguments: str, saved: int) -> list[dict[str, Any]]:
     """Run ``train.py`` of ``folder`` there. Return what its ranks wrote of each step that counts.

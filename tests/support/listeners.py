@@ -8,8 +8,6 @@ import socket
 
 import psutil
 
-__all__ = ["shut_listener"]
-
 _PIDFD_GETFD = 438
 
 

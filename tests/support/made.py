@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from gigl_loader.sampling.source import BatchSource, SourceRequest
 
-__all__ = ["record_made", "record_sources"]
-
 Made = TypeVar("Made")
 
 

@@ -9,8 +9,6 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-__all__ = ["object_store"]
-
 _SERVE = """
 import logging, sys, threading
 logging.disable(logging.CRITICAL)

@@ -23,8 +23,6 @@ from tests.support.ports import free_port
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["BuildServers"]
-
 _ROOT = Path(__file__).parents[2]
 _RUN = (
     "import json, sys; from tests.support.store_server import serve_or_train; "

@@ -6,8 +6,6 @@ import numpy as np
 
 from gigl_loader.graph import Graph
 
-__all__ = ["owners_of"]
-
 
 def owners_of(graph: Graph) -> dict[str, list[int]]:
     """Return the partition of each node, by type and ascending node id."""

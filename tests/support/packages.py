@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["write_package_list"]
-
 
 def write_package_list(folder: Path, *, count: int) -> Path:
     """Write ``archive_Packages`` into a new folder, and return the folder.

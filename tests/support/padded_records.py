@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-__all__ = ["PaddedRecords"]
-
 _DATA, _TLS_1_2, _TAG_BYTES = 23, 0x0303, 16
 
 

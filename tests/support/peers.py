@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.endpoint import Endpoint
     from gigl_loader.sampling.store import NeighborStore
 
-__all__ = ["CALLER", "TOKEN", "remote_store", "remote_stores", "served"]
-
 TOKEN = "a token for tests, never a secret".replace(" ", "-")
 CALLER = Caller(token=TOKEN)
 

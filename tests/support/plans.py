@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from gigl_loader.options import EdgeType, NodeType
 
-__all__ = ["neighbor_plan", "rule", "seed_request", "with_sampler"]
-
 
 def neighbor_plan(
     *,

@@ -7,8 +7,6 @@ import socket
 from contextlib import ExitStack
 from pathlib import Path
 
-__all__ = ["free_port"]
-
 _LOWEST = 10_000
 _DRAWS = random.SystemRandom()
 """Not the seeded generator: tests that run beside each other must draw different ports."""

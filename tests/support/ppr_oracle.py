@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from tests.support.oracle import EdgeType, address, pick
 
-__all__ = ["Lists", "Push", "exact_pagerank", "lists_of_edges", "push"]
-
 Node = tuple[str, int]
 Lists = Mapping[EdgeType, tuple[str, str, Mapping[int, Sequence[int]]]]
 """By edge type: target type, neighbour type, and the neighbours of each node id in canonical order."""

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 
 from typing_extensions import Self
 
-__all__ = ["Proxy"]
-
 _CHUNK = 1 << 16
 _PATIENCE = 10.0
 """Seconds for the far side to accept, and for threads to end."""

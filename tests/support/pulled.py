@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from gigl_loader.arrays import Bytes
 
-__all__ = ["FolderSource", "flip", "is_same"]
-
 
 @dataclass(eq=False)
 class FolderSource:

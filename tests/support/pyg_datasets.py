@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["PLACES", "Built", "open_variant"]
-
 PLACES = ("1 range", "3 hash", "3 sparse", "2 servers", "2 servers sparse")
 """Partitions or servers, and how node ids lie. Servers hold three partitions."""
 

@@ -11,8 +11,6 @@ from gigl_loader.graph.folder import MemoryFolder
 from gigl_loader.graph.graph import Graph
 from gigl_loader.partition import build_graph, tables_from_pyg
 
-__all__ = ["graph_of", "heterogeneous", "homogeneous", "same_batch", "tensors_of", "weighted"]
-
 
 def homogeneous(num_nodes: int = 300, num_edges: int = 2400, *, seed: int = 0) -> Data:
     """Features, labels, edge features and splits; multi-edges, self loops and isolated nodes."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 KINDS = ["int8", "uint4", "uint2", "uint1"]
 
-__all__ = ["allowed_error", "packed_columns", "values_of"]
-
 
 @st.composite
 def packed_columns(draw: st.DrawFn) -> tuple[Column, Bytes]:

@@ -18,8 +18,6 @@ from tests.support.hosts import Host
 from tests.support.leftovers import shared_memory, wait_until
 from tests.support.ports import free_port
 
-__all__ = ["Ended", "Place", "Ranks", "places"]
-
 ROOT = Path(__file__).parents[2]
 _PATIENCE = 10.0
 """Seconds in which processes that ought to end by themselves have ended."""

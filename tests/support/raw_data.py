@@ -17,17 +17,6 @@ from gigl_loader.rpc.credentials import authorization
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = [
-    "Liar",
-    "RawCaller",
-    "Refused",
-    "connected_socket",
-    "header_of",
-    "read_all",
-    "reply_bytes",
-    "request_bytes",
-]
-
 _REQUEST = struct.Struct("<4sHHIIQI")
 _REPLY = struct.Struct("<4sHBBQQI")
 _CALL_S = 20.0

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-__all__ = ["PREFACE", "RawConnection", "frame"]
-
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 WINDOW = 4
 """Setting: bytes that the peer may send on a stream before it is told to go on."""

@@ -12,8 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ENVIRONMENT", "RayCluster"]
-
 _ROOT = Path(__file__).parents[2]
 _NODE_BYTES = 1 << 30
 _STORE_BYTES = 80 << 20

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.source import BatchSource
     from gigl_server.server import StorageServer
 
-__all__ = ["REMOTE_KINDS", "RemoteKind", "SmallCluster", "served"]
-
 _READY_S = 30.0
 _NAMES = itertools.count()
 

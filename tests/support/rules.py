@@ -9,8 +9,6 @@ from gigl_loader import native
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["native_rules"]
-
 
 def native_rules(fanouts: Iterable[Sequence[int]], *, replace: bool = False) -> list[list[native.DrawRule]]:
     """Return the kernels' rules of some edge types."""

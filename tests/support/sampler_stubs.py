@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.source import BatchSampler, SampledBatch
     from gigl_loader.workers.config import WorkerConfig
 
-__all__ = ["DYING_CREW", "FREE_CREW", "LASTING_CREW", "PAIRED_CREW", "UNAVAILABLE_CREW", "Before"]
-
 PAIRED_CREW = f"{__name__}:paired_samplers"
 DYING_CREW = f"{__name__}:dying_samplers"
 FREE_CREW = f"{__name__}:free_samplers"

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from gigl_loader.graph.graph import Graph
     from gigl_loader.sampling.source import BatchSource, SourceRequest
 
-__all__ = ["Script", "ScriptedDataset"]
-
 
 @dataclass
 class Script:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["mounted", "write"]
-
 
 def write(path: Path, content: str | bytes) -> Path:
     """Replace a file at once, as programs that renew certificates do."""

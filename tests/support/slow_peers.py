@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.source import BatchSampler
     from gigl_loader.workers.config import WorkerConfig
 
-__all__ = ["DYING_ROUND", "open_samplers"]
-
 DYING_ROUND = "GIGL_TEST_DYING_ROUND"
 """Counted over all batches. The one before takes almost as long as a peer is asked."""
 

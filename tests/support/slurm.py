@@ -15,8 +15,6 @@ from pathlib import Path
 from tests.support.leftovers import wait_until
 from tests.support.ports import free_port
 
-__all__ = ["Slurm", "missing_for_slurm"]
-
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol", "sinfo", "unshare")
 _NODES = ("gigl-a", "gigl-b")
 _NAMESPACES = ("--mount", "--pid", "--fork", "--mount-proc", "--kill-child")

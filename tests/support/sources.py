@@ -29,18 +29,6 @@ if TYPE_CHECKING:
     from gigl_loader.channel.frame import Frame
     from gigl_loader.sampling.source import BatchSource
 
-__all__ = [
-    "NUM_BATCHES",
-    "PLAN",
-    "PLANS",
-    "SourceKind",
-    "bytes_of",
-    "drain",
-    "sampled_frames",
-    "small_graph",
-    "small_schedule",
-]
-
 NUM_BATCHES = 12
 _NUM_NODES = 600
 _EDGE = ("node", "to", "node")

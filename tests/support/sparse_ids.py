@@ -10,8 +10,6 @@ import numpy.typing as npt
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE
 from gigl_loader.partition.table import ArrayTable, GraphTables, NodeTable
 
-__all__ = ["ranks_of", "sparse_ids", "sparse_tables"]
-
 
 def sparse_ids(count: int) -> npt.NDArray[np.int64]:
     """Return the node id of each row: distinct, with gaps, in no order."""

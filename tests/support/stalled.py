@@ -10,8 +10,6 @@ from tests.support.raw_data import RawCaller, Refused
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["StalledCaller"]
-
 _CALL_S = 600.0
 
 

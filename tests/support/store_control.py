@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from gigl_server.sampling.service import SamplingService
 
-__all__ = ["Served", "client_of", "controlled", "opened"]
-
 
 @dataclass(frozen=True)
 class Served:

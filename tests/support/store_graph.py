@@ -11,8 +11,6 @@ from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_grap
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["NUM_NODES", "write_graph"]
-
 NUM_NODES = 200
 _EDGE = ("node", "to", "node")
 

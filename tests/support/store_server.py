@@ -11,8 +11,6 @@ from gigl_loader.rpc import versions
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["PROGRAM", "serve_or_train"]
-
 PROGRAM = f"{__name__}:serve_or_train"
 
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.store import NeighborStore
     from tests.support.oracle import Edge
 
-__all__ = ["STORE_KINDS", "StoreGraph", "StoreKind", "random_tables", "store_graphs"]
-
 PARTITIONS = 3
 _COUNTS = {"item": 70, "user": 41}
 _EDGE_TYPES: dict[EdgeType, int] = {

@@ -14,8 +14,6 @@ from gigl_loader.group import RankGroup
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["run_ranks"]
-
 Result = TypeVar("Result")
 _PATIENCE = 60.0
 

@@ -18,8 +18,6 @@ from tests.support.hosts import Host
 from tests.support.leftovers import wait_until
 from tests.support.ports import free_port
 
-__all__ = ["Torchrun", "run_torchrun"]
-
 _MARK = "GIGL_TEST_RUN"
 _PATIENCE = 10.0
 """Seconds in which processes that ought to end by themselves have ended."""

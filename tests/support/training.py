@@ -30,8 +30,6 @@ from tests.support.faulty_peer import plan_peer_faults
 from tests.support.leftovers import wait_until
 from tests.support.ranks import Ended
 
-__all__ = ["FANOUT", "OPTIONS", "PROGRAM", "digest", "open_gate", "seen_by", "shares", "train"]
-
 PROGRAM = f"{__name__}:train"
 FANOUT = [3, 2]
 OPTIONS: dict[str, Any] = {

@@ -16,8 +16,6 @@ from gigl_loader.sampling.custom import SampledEdges, Subgraph
 if TYPE_CHECKING:
     from gigl_loader.sampling.custom import SamplingGraph, SeedBatch
 
-__all__ = ["Deadly", "Endless", "Halved", "NeverReturns", "Wrong"]
-
 
 class Halved:
     """One hop over every edge type into the seeds, of which each edge is kept with probability ``keep``."""

@@ -265,7 +265,7 @@ def test_imports_stay_light(statement: str, heavy: tuple[str, ...]) -> None:
     assert [name for name in heavy if name in json.loads(output)] == []
 
 
-def test_every_module_says_what_is_public_in_order() -> None:
+def test_what_a_module_exports_is_in_order() -> None:
     wrong = [
         f"{package}.{name}: {exported}"
         for package in PACKAGES

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from gigl_loader.partition.glt.layout import EdgeFiles, FeatureFiles
     from gigl_loader.partition.job import Progress
 
-__all__ = ["EdgeIds", "check_book", "check_edge_ids", "check_node_ids", "import_glt"]
-
 _ROWS = 1 << 20
 
 

@@ -20,8 +20,6 @@ from gigl_loader.partition.glt.tensors import Rows, saved_tensor, tensor_stream
 if TYPE_CHECKING:
     from gigl_loader.partition.table import Kind, Table
 
-__all__ = ["EdgeFiles", "FeatureFiles", "JoinedTable", "LabelledTable", "Layout", "TensorTable"]
-
 _MAX_PARTITIONS = 1 << 16
 _MAX_TYPES = 10_000
 _MAX_NAME = 200

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import BinaryIO
 
-__all__ = ["Call", "Name", "Persistent", "Section", "Span", "read_pickle"]
-
 _MAX_TEXT = 1 << 16
 
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import BinaryIO
 
-__all__ = ["Rows", "saved_tensor", "tensor_stream"]
-
 _STORAGES = {
     "BFloat16Storage": "BF16",
     "BoolStorage": "BOOL",

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.request import BatchRequest
     from gigl_loader.sampling.source import PlanSampler
 
-__all__ = ["NUM_ANCHORS", "ABLPPlan", "pair_arrays", "random_array"]
-
 NUM_ANCHORS = "num_anchors"
 """Counter of the distinct anchors of a batch, the first nodes of their type."""
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.plan import ColumnPlan, PlanFields, SamplerArguments, SamplerContext
     from gigl_loader.sampling.source import PlanSampler
 
-__all__ = ["CustomPlan", "CustomSamplerOptions", "import_sampler"]
-
 _MAX_ARGUMENTS = 1 << 16
 
 

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.request import BatchRequest
     from gigl_loader.sampling.source import PlanSampler
 
-__all__ = ["NOT_STRICT", "TOO_LATE", "LinkPlan"]
-
 NOT_STRICT = "negatives_not_strict"
 """Counter of the strict negatives of a batch that are edges, because no other pair was found."""
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.plan import ColumnPlan, PlanFields, SamplerArguments, SamplerContext
     from gigl_loader.sampling.source import PlanSampler
 
-__all__ = ["KHopNeighborSamplerOptions", "LaborSamplerOptions", "NeighborPlan"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeighborPlan:

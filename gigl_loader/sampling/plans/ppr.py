@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.plan import ColumnPlan, PlanFields, SamplerArguments, SamplerContext
     from gigl_loader.sampling.source import PlanSampler
 
-__all__ = ["PPRPlan", "PPRSamplerOptions", "reached_types"]
-
 _LOCAL = Column("I32")
 _MIN_EPS = 1e-9
 _MAX_COUNT = 2**31

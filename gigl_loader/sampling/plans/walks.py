@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.plan import ColumnPlan, PlanFields, SamplerArguments, SamplerContext
     from gigl_loader.sampling.source import PlanSampler
 
-__all__ = ["RandomWalkSamplerOptions", "WalkPlan", "step_types"]
-
 _LOCAL = Column("I32")
 
 

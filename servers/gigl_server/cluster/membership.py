@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from gigl_loader.rpc.endpoint import Endpoint
 
-__all__ = ["Membership", "incarnation_of_now"]
-
 _MAX_VERSION = 1 << 62
 """Versions beyond this are not merged: a wrong one could not be outdone."""
 

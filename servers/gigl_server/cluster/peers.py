@@ -24,16 +24,6 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.endpoint import Endpoint
     from gigl_server.cluster.membership import Membership
 
-__all__ = [
-    "JoinRefused",
-    "PeerClient",
-    "PeerResponse",
-    "PeerWatch",
-    "check_fit",
-    "listed",
-    "watched_by",
-]
-
 _LOGGER = logging.getLogger(__name__)
 
 _WHAT = "storage server"

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.credentials import Caller
     from gigl_server.cluster.membership import Membership
 
-__all__ = ["ClusterStores"]
-
 _TIMEOUT_S = 10.0
 """Timeout of a request to another server, during which the thread samples nothing else. A server that was
 killed and restarted is back by then; otherwise the batch fails as unavailable, and the trainer retries."""

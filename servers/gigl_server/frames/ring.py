@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from gigl_loader.arrays import Bytes
     from gigl_server.access import Identity
 
-__all__ = ["FrameRing", "RingMemory", "RingServer"]
-
 
 class RingMemory:
     """Committed bytes of rings by owner, against one limit. Thread-safe."""

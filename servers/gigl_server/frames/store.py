@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from gigl_loader.arrays import Bytes
 
-__all__ = ["BufferPool", "FrameStore", "buffer_bytes"]
-
 _SMALLEST = 1 << 16
 _STEPS = 8  # Sizes between two powers of 2. Frames of one plan differ by a few percent, and so share a size.
 _MAX_WASTE = 2  # A buffer up to so many times as large as needed is used instead of a new one.

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from gigl_server.partitions.file_sources import FileSource
     from gigl_server.partitions.holdings import Holdings
 
-__all__ = ["Adopter", "AdoptionState"]
-
 _LOGGER = logging.getLogger(__name__)
 
 

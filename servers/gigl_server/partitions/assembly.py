@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from gigl_loader.arrays import Bytes
     from gigl_loader.graph.checksums import FileRecord
 
-__all__ = ["Assembly", "PullStopped", "Source", "temporary_name"]
-
 _LOGGER = logging.getLogger(__name__)
 _AT_ONCE = 3
 _ROUNDS = 2

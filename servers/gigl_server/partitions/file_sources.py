@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.control import ClusterView
     from gigl_loader.rpc.credentials import Caller
 
-__all__ = ["FileSource", "FileSourceFinder"]
-
 _LOGGER = logging.getLogger(__name__)
 _VIEW_S = 5.0
 _AT_ONCE = 8

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from gigl_loader.graph.graph import Graph
 
-__all__ = ["Holdings", "Users"]
-
 
 class Users(Protocol):
     """Parts of a server that use the graph."""

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from gigl_loader.graph.manifest import Manifest
     from gigl_server.partitions.assembly import Source
 
-__all__ = ["PullProgress", "pull_files", "size_text", "unsound_files"]
-
 _LOGGER = logging.getLogger(__name__)
 _TELL_EVERY_S = 10.0
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from gigl_server.partitions.file_sources import FileSource
     from gigl_server.partitions.holdings import Holdings
 
-__all__ = ["Repairer"]
-
 _LOGGER = logging.getLogger(__name__)
 _LOOK_EVERY_S = 1.0
 _AGAIN_S, _LONGEST_AGAIN_S = 1.0, 30.0

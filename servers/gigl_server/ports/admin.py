@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from gigl_server.partitions.adoption import Adopter
     from gigl_server.ports.control_call import ControlCall
 
-__all__ = ["AdminCalls", "Announcements"]
-
 
 class Announcements:
     """Takes announcements from ``Cluster`` calls, and adds the proof to their replies. Thread-safe.

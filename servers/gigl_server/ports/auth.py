@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     Handler = Callable[[Any, ControlCall], Any]
 
-__all__ = ["AuthenticatedCalls"]
-
 _LOGGER = logging.getLogger(__name__)
 _MEMORY_BYTES = 1 << 30
 _MAX_TURNS = 32

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from gigl_server.ports.control_call import ControlCall
     from gigl_server.sampling.service import SamplingService
 
-__all__ = ["ControlService"]
-
 _LOGGER = logging.getLogger(__name__)
 
 _STOP_S = 5.0

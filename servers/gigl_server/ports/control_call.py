@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.refusals import Refusal
     from gigl_server.access import Identity
 
-__all__ = ["ControlCall", "MessageReader", "Patience", "Stream", "handler", "header_values"]
-
 _LOGGER = logging.getLogger(__name__)
 
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from gigl_server.counters import Counters
     from gigl_server.ports.queries import Queries, Reply
 
-__all__ = ["WRONG_TOKEN", "DataCallers", "DataPort", "DataThreads", "FrameSource", "Known"]
-
 _CACHED = 4096
 _VERSION = 3
 WRONG_TOKEN = Refusal(RefusalKind.UNAUTHENTICATED, "wrong token: all hosts must use the same one")

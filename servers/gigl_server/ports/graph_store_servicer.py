@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     Trailers = tuple[tuple[str, str], ...]
 
-__all__ = ["GraphStoreServicer"]
-
 _CAREFUL_JOBS = 256
 
 

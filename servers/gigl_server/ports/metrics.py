@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from gigl_server.sampling.load import ServiceLoad
     from gigl_server.sampling.service import SamplingService
 
-__all__ = ["LoadCollector", "MetricsPort"]
-
 _Family = CounterMetricFamily | GaugeMetricFamily
 
 

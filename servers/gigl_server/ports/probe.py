@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.credentials import Credentials
     from gigl_loader.rpc.requests import Envelope
 
-__all__ = ["ControlProbe", "DataProbe"]
-
 _CALL_S = 10.0
 _CONNECT_S = 5.0
 _REFUSALS, _REFUSED_S = 4, 0.5

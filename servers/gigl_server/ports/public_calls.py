@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from gigl_server.ports.auth import AuthenticatedCalls
     from gigl_server.ports.control_call import ControlCall, Stream
 
-__all__ = ["Health", "PublicCalls"]
-
 _STATUS = health_pb2.HealthCheckResponse
 _LOOK_S = 1.0
 

@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from gigl_server.counters import Counters
     from gigl_server.ports.shares import Loan
 
-__all__ = ["HeldPartitions", "Queries", "Reply"]
-
 _LISTED_BYTES = 16 << 20  # Of a reply about a node type, with intermediate arrays.
 _FILE_COPIES = 2  # Of bytes of a file: as read, and in the reply.
 _TEXT_COPIES = 4  # Of texts in a reply: as str, encoded, joined, and in the reply.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from gigl_server.counters import Counters
     from gigl_server.sampling.load import ChannelLoad, ServiceLoad
 
-__all__ = ["PeerCalls", "cluster_view", "server_load"]
-
 
 class PeerCalls:
     """Handlers of the calls of ``Peer``."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from gigl_loader.native import DataCall
     from gigl_server.access import Identity
 
-__all__ = ["ByteSemaphore", "CallsUnderWay", "Loan"]
-
 _FIRST_SHARE = 12
 """A caller that holds nothing gets a twelfth, if that much is left."""
 

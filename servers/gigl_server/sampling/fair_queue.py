@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from gigl_server.access import Identity
     from gigl_server.sessions.channel import Channel, SampleTask
 
-__all__ = ["QUANTUM_S", "ExpectedCosts", "FairQueue"]
-
 QUANTUM_S = 0.1
 """Seconds that a batch runs before it may be set aside for another owner. A batch that is expected to take
 longer is heavy."""

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from gigl_server.sampling.sampler_pool import SamplerPool
     from gigl_server.sessions.channel import Channel, SampleTask
 
-__all__ = ["FrameMaker", "FrameShares", "MadeFrame"]
-
 _Holder = tuple["Identity", bytes]
 """Owner and job."""
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from gigl_server.sessions.channel import SampleTask
 
-__all__ = ["DEATHS", "Journal", "Quarantined", "default_path"]
-
 _LOGGER = logging.getLogger(__name__)
 
 DEATHS = 3

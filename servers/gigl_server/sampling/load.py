@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gigl_server.sessions.channel import Channel
 
-__all__ = ["ChannelLoad", "ServiceLoad"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelLoad:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from gigl_server.quotas import Limits
     from gigl_server.sessions.channel import Channel, SampleTask
 
-__all__ = ["SamplerPool", "Scratch"]
-
 _LEAST_EDGES = 1 << 16
 _FIRST_S = 1.0  # A large batch that also waits for other memory blocks later ones for this long at most.
 

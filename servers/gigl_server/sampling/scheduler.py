@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from gigl_server.sampling.sampler_pool import Scratch
     from gigl_server.sessions.channel import Channel, SampleTask
 
-__all__ = ["Scheduler"]
-
 _LOOK_AGAIN_S = 0.02  # Polled: finalizers that free memory must not take locks, and so cannot notify.
 
 

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from gigl_server.sampling.frame_maker import MadeFrame
     from gigl_server.sessions.channel import Channel, ChannelOptions, Result
 
-__all__ = ["THREADS_PER_WORKER", "SamplingService"]
-
 _LOGGER = logging.getLogger(__name__)
 
 THREADS_PER_WORKER = 4

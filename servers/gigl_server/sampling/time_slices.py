@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from gigl_server.sampling.fair_queue import FairQueue
     from gigl_server.sessions.channel import SampleTask
 
-__all__ = ["TICK_S", "TimeSlices", "places"]
-
 TICK_S = 0.02
 """Between two looks at the batches that were begun."""
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from gigl_server.sessions.channel import SampleTask
 
-__all__ = ["Housekeeper", "WorkerPool"]
-
 _LOGGER = logging.getLogger(__name__)
 _JOIN_S = 5.0
 _LATE_S = 0.25  # Delay that counts as a pause: leases may be as short as a second.

@@ -20,17 +20,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.request import BatchRequest
     from gigl_server.frames.ring import FrameRing
 
-__all__ = [
-    "SKIPPED",
-    "Channel",
-    "ChannelOptions",
-    "ChannelTotals",
-    "Producer",
-    "Result",
-    "SampleTask",
-    "StopCause",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelOptions:

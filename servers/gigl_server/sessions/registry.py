@@ -29,19 +29,6 @@ if TYPE_CHECKING:
     from gigl_server.frames.ring import RingMemory
     from gigl_server.quotas import Limits
 
-__all__ = [
-    "Lapse",
-    "Session",
-    "Sessions",
-    "check_channel_options",
-    "check_graph",
-    "check_key",
-    "check_slot",
-    "make_ring",
-    "read_producer_plan",
-    "read_request",
-]
-
 
 def check_key(key: str, limits: Limits) -> None:
     """Raise ``Refusal`` unless a producer may have this key."""

@@ -21,8 +21,6 @@ from tests.support.training import FANOUT
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["WAYS", "Way"]
-
 _NO_DESCRIPTORS = "cut line to a server without descriptors"
 _BURST_S = 0.6
 _SPACING = (6, 12)

@@ -18,8 +18,6 @@ from tests.chaos.record import Record
 from tests.chaos.wrongs import flipped_bit
 from tests.support.training import FANOUT, digest
 
-__all__ = ["KINDS", "NAME", "run"]
-
 NAME = "damaged files"
 KINDS = ("bit flip on disk",)
 _TAKEN = 15

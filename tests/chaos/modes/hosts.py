@@ -20,8 +20,6 @@ from tests.support.proxy import Proxy
 from tests.support.ranks import Ranks, places
 from tests.support.training import PROGRAM, open_gate, seen_by, shares
 
-__all__ = ["BURSTS_NAME", "KINDS", "MAX_FAULTS", "NAME", "run", "run_bursts"]
-
 NAME = "colocated, 2 hosts"
 BURSTS_NAME = "bursts: colocated, 2 hosts"
 _BURST_S = 0.6

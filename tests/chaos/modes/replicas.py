@@ -18,8 +18,6 @@ from tests.chaos.lines import ADDRESS
 from tests.chaos.record import HANG_S, Record
 from tests.support.training import FANOUT
 
-__all__ = ["KINDS", "WAYS", "Way"]
-
 _GONE = "server gone for good"
 _JUMP = "wall clock jump"
 KINDS = (*SERVER_KINDS, _GONE, _GONE, _GONE, _JUMP, "SIGKILL of another client", "SIGSTOP of another client")

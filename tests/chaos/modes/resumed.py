@@ -19,8 +19,6 @@ from tests.chaos.ground import Ground
 from tests.chaos.record import HANG_S, Record
 from tests.support.leftovers import wait_until
 
-__all__ = ["JOBS", "KINDS", "Job"]
-
 KINDS = ("SIGKILL of the trainer", "SIGKILL of the trainer", "SIGSTOP of the trainer")
 
 

@@ -17,8 +17,6 @@ from tests.chaos.lines import ADDRESS
 from tests.chaos.record import HANG_S, Record
 from tests.support.training import FANOUT
 
-__all__ = ["KINDS", "WAYS", "Way"]
-
 KINDS = (*SERVER_KINDS, "SIGKILL of another client", "SIGSTOP of another client")
 
 

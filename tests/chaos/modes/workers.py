@@ -15,8 +15,6 @@ from tests.chaos.record import Record
 from tests.chaos.wrongs import few_descriptors, stopped
 from tests.support.training import FANOUT
 
-__all__ = ["KINDS", "NAME", "run"]
-
 NAME = "colocated, 2 workers"
 KINDS = ("SIGKILL of a worker", "SIGSEGV of a worker", "SIGSTOP of a worker", "few descriptors of a worker")
 _WORKERS = 2

@@ -17,8 +17,6 @@ from tests.fuzz.live.target import Target, Throw
 from tests.fuzz.live.tickets import throw_tickets
 from tests.fuzz.live.tls import throw_records
 
-__all__ = ["Outcome", "Task", "attack"]
-
 _KINDS: Mapping[str, tuple[Throw, int, int]] = {
     "frames": (throw_frames, 8_000, 20),
     "messages": (throw_messages, 1_000, 8),

@@ -17,8 +17,6 @@ from tests.support.hostile_clients import PLAN
 if TYPE_CHECKING:
     from tests.fuzz.live.target import Target
 
-__all__ = ["changed", "control_channel", "throw_messages"]
-
 _AT_ONCE = 32
 _SEEDS = np.arange(10, dtype="<i8").tobytes()
 

@@ -20,8 +20,6 @@ from tests.fuzz.live.services import Service
 from tests.support.peers import remote_store
 from tests.support.training import FANOUT, OPTIONS, digest
 
-__all__ = ["Honest", "Neighbor", "Trainer"]
-
 _TIMEOUT_S = 60.0
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from tests.fuzz.live.target import Target
 
-__all__ = ["KILLER", "PREFACE", "frame", "header_block", "throw_frames"]
-
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _PRIORITY, _RESET, _SETTINGS, _PUSH, _PING, _GOAWAY, _WINDOW, _CONTINUATION = range(10)
 _END_STREAM, _END_HEADERS = 1, 4

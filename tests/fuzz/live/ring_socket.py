@@ -14,8 +14,6 @@ from tests.fuzz.live.target import CALL_S
 if TYPE_CHECKING:
     from tests.fuzz.live.target import Target
 
-__all__ = ["knock_at"]
-
 
 def knock_at(target: Target, draw: random.Random, count: int) -> Counter[str]:
     """Knock ``count`` times, with names of channels that are none."""

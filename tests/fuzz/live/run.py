@@ -21,8 +21,6 @@ from tests.support.leftovers import wait_until
 from tests.support.pyg_graphs import homogeneous
 from tests.support.training import FANOUT, OPTIONS, digest
 
-__all__ = ["MAX_MEMORY", "run"]
-
 MAX_MEMORY = 1.2
 """Of a service after an attack, over that after its first requests."""
 _SPARE_BYTES = 16 << 20

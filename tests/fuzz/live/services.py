@@ -23,8 +23,6 @@ from tests.support.hostile_clients import PLAN
 from tests.support.leftovers import wait_until
 from tests.support.ports import free_port
 
-__all__ = ["TOKEN", "Service", "peer_service", "storage_server"]
-
 TOKEN = "a-token-for-fuzzing-never-a-secret"
 _READY_S = 60.0
 _END_S = 40.0

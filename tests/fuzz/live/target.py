@@ -9,8 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-__all__ = ["CALL_S", "Target", "Throw"]
-
 CALL_S = 5.0
 """Deadline of anything that an attacker waits for."""
 

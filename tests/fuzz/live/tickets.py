@@ -29,8 +29,6 @@ from tests.support.raw_data import RawCaller, Refused, header_of, request_bytes
 if TYPE_CHECKING:
     from tests.fuzz.live.target import Target
 
-__all__ = ["data_caller", "throw_tickets"]
-
 
 def throw_tickets(target: Target, draw: random.Random, count: int) -> Counter[str]:
     """Send ``count`` requests, one after the other, and some heads by hand."""

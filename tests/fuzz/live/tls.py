@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tests.fuzz.live.target import Target
 
-__all__ = ["throw_records"]
-
 
 def throw_records(target: Target, draw: random.Random, count: int) -> Counter[str]:
     """Send ``count`` records. After most of them the other side hangs up: each has its own connection."""

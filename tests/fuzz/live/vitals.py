@@ -15,8 +15,6 @@ from tests.fuzz.live.calls import control_channel
 from tests.fuzz.live.target import Target
 from tests.fuzz.live.tickets import data_caller
 
-__all__ = ["Vitals", "dead_parts"]
-
 _ALIVE_S = 20.0
 
 
