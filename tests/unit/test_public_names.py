@@ -1,7 +1,7 @@
 """Every public name, option and message of version 0.1 is still there.
 
-``tests/data/public_names.txt`` is the list, a line each, as ``public_names`` made it of version 0.1. What comes later
-is not on it; a name that leaves with a new version is taken off by hand, and CHANGELOG.md says so.
+``tests/data/public_names.txt`` is the list, a line each, as ``public_names`` made it then. What comes
+later is not on it. A name that leaves with a new version is taken off by hand, and CHANGELOG.md says so.
 """
 
 from __future__ import annotations
