@@ -37,11 +37,13 @@ def import_glt(
 ) -> None:
     """Build a graph from a directory that graphlearn-torch (GLT) has partitioned.
 
-    Neither GLT nor PyTorch is needed, and nothing in the files is run. Nodes stay
-    in their partitions; node and edge ids stay what they are. Features are stored
-    as x and edge_attr, edge weights as weight, by which edges can be drawn.
+    GLT is not needed, and nothing in the files is run. Nodes stay in their
+    partitions; node and edge ids stay what they are. Features are stored as x and
+    edge_attr, edge weights as weight, by which edges can be drawn.
     """
     with importing():
+        import torch  # noqa: F401 - it reads the tensors; the memory limit must find it loaded
+
         from gigl_loader.graph import HOMOGENEOUS_NODE
         from gigl_loader.partition import import_glt as build
 

@@ -144,13 +144,13 @@ def _edge_table(edge_type: EdgeType, store: Any) -> Table:
     what = f"edge type {edge_type}"
     if "edge_index" not in store:
         raise ValueError(f"{what}: no edge_index (an adj_t must be turned back into one)")
-    ends = _array(store["edge_index"], f"{what}, edge_index")[0]
+    ends = array_and_column(store["edge_index"], f"{what}, edge_index")[0]
     if ends.ndim != 2 or ends.shape[0] != 2 or ends.dtype.kind not in "iu":
         raise FormatError(f"{what}: edge_index is {ends.dtype} {list(ends.shape)}, not int64 [2, E]")
     arrays, columns = {"src": ends[0], "dst": ends[1]}, {}
     for name, value in _rows(store, ends.shape[1], of_edges=True):
         key = f"edge_{name}" if name in EDGE_ROLES else name
-        arrays[key], columns[key] = _array(value, f"{what}, {name}")
+        arrays[key], columns[key] = array_and_column(value, f"{what}, {name}")
     return ArrayTable(what, arrays, columns)
 
 
@@ -159,7 +159,7 @@ def _node_table(node_type: NodeType, store: Any, edges: Mapping[EdgeType, Table]
     count = _num_nodes(node_type, store, edges)
     arrays, columns = {}, {}
     for name, value in _rows(store, count, of_edges=False):
-        array, column = _array(value, f"{what}, {name}")
+        array, column = array_and_column(value, f"{what}, {name}")
         key = f"node_{name}" if name in NODE_ROLES else name
         arrays[key], columns[key] = array, column
     if not arrays:
@@ -208,7 +208,7 @@ def _tensors(store: Any) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _array(value: Any, what: str) -> tuple[Array, Column]:
+def array_and_column(value: Any, what: str) -> tuple[Array, Column]:
     """Return a tensor as an array and its column. bfloat16, unknown to NumPy, travels as uint16."""
     if isinstance(value, np.ndarray):
         array, dtype = value, None

@@ -1,10 +1,15 @@
-"""Tensors that PyTorch and pickle wrote are found without either, and damage is told."""
+"""Tensors in files of PyTorch and of pickle are mapped; damage and attacks are refused in one line."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import pickle
+import sys
 import tracemalloc
+import types
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +20,44 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigl_loader.errors import FormatError
-from gigl_loader.partition.glt.pickles import Section, Span, read_pickle
-from gigl_loader.partition.glt.tensors import saved_tensor, tensor_stream
+from gigl_loader.partition.glt.pickles import Source
+from gigl_loader.partition.glt.tensors import Rows, saved_tensor, tensor_stream
 
 
-def test_one_large_tensor_is_read_in_pieces(tmp_path: Path) -> None:
+def private_bytes() -> int:
+    """Return the memory of this process that no file backs."""
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if "RssAnon" in line]
+    return int(line.split()[1]) << 10
+
+
+@pytest.mark.parametrize("read", [saved_tensor, tensor_stream])
+def test_one_large_tensor_is_read_in_pieces(tmp_path: Path, read: Callable[[Path], Rows]) -> None:
     """GLT's distributed partitioner pickles all features of a partition as one tensor."""
-    path = tmp_path / "feats.pkl"
-    rows = torch.arange(1 << 22, dtype=torch.float32).reshape(-1, 16)
-    path.write_bytes(pickle.dumps(rows))
+    path = tmp_path / "rows"
+    rows = torch.arange(1 << 24, dtype=torch.float32).reshape(-1, 16)
+    if read is saved_tensor:
+        torch.save(rows, path)
+    else:
+        path.write_bytes(pickle.dumps(rows))
+    last = rows[-2:].numpy().copy()
+    total = float(rows[:, 0].double().sum())
+    del rows
+    gc.collect()
+    before = private_bytes()
     tracemalloc.start()
     try:
-        found = tensor_stream(path)
-        with found.open() as file:
-            last = found.read(file, len(found) - 2, 2)
+        found = read(path)
+        some = found.part(len(found) - 2, 2).read(0, 2)
+        every = sum(
+            float(found.read(start, 4096)[:, 0].sum(dtype=np.float64)) for start in range(0, len(found), 4096)
+        )
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    np.testing.assert_array_equal(last, rows[-2:].numpy())
-    assert peak < 1 << 20  # Of 16 MiB.
+    np.testing.assert_array_equal(some, last)
+    assert every == total
+    assert peak < 2 << 20  # Of 64 MiB.
+    assert private_bytes() - before < 16 << 20
 
 
 @pytest.mark.parametrize(
@@ -48,22 +72,16 @@ def test_tensors_of_every_dtype(tmp_path: Path, dtype: str) -> None:
     numbers = (tensor.view(torch.int16) if dtype == "bfloat16" else tensor).numpy()
     some = np.array([8, 0, 1, 2, 2])
     for rows in (saved_tensor(tmp_path / "saved.pt"), tensor_stream(tmp_path / "stream.pkl")):
-        with rows.open() as file:
-            np.testing.assert_array_equal(rows.read(file, 0, 9).view(numbers.dtype), numbers)
-            np.testing.assert_array_equal(rows.take(file, some).view(numbers.dtype), numbers[some])
-            part = rows.part(3, 4)
-            np.testing.assert_array_equal(part.read(file, 1, 3).view(numbers.dtype), numbers[4:7])
+        np.testing.assert_array_equal(rows.read(0, 9).view(numbers.dtype), numbers)
+        np.testing.assert_array_equal(rows.take(some).view(numbers.dtype), numbers[some])
+        part = rows.part(3, 4)
+        np.testing.assert_array_equal(part.read(1, 3).view(numbers.dtype), numbers[4:7])
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_a_pickle_or_an_error(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
-    path = tmp_path_factory.getbasetemp() / "pickle"
-    path.write_bytes(data)
-    with path.open("rb") as file:
-        try:
-            read_pickle(Section(path, file, Span(0, len(data))), max_steps=100)
-        except FormatError:
-            return
+def test_any_bytes_are_a_pickle_or_an_error(data: bytes) -> None:
+    with contextlib.suppress(pickle.UnpicklingError):
+        Source(memoryview(data)).load()
 
 
 @given(
@@ -78,16 +96,10 @@ def test_any_bytes_are_a_pickle_or_an_error(tmp_path_factory: pytest.TempPathFac
     ),
     st.integers(2, 5),
 )
-def test_pickles_of_plain_values_are_read_as_python_reads_them(
-    tmp_path_factory: pytest.TempPathFactory, value: Any, protocol: int
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "plain"
-    data = pickle.dumps(value, protocol)
-    path.write_bytes(data)
-    with path.open("rb") as file:
-        section = Section(path, file, Span(0, len(data)))
-        assert read_pickle(section, max_steps=10_000) == value
-        assert section.at_end
+def test_pickles_of_plain_values_are_read_as_python_reads_them(value: Any, protocol: int) -> None:
+    source = Source(memoryview(pickle.dumps(value, protocol)))
+    assert source.load() == value
+    assert source.at_end
 
 
 @settings(deadline=None, max_examples=30)
@@ -102,8 +114,7 @@ def test_chosen_rows_are_those_rows(
         path.write_bytes(b"".join(pickle.dumps(chunk.clone()) for chunk in torch.split(rows, 70)))
     chosen = np.array(data.draw(st.lists(st.integers(0, 299), max_size=40)), np.int64)
     found = tensor_stream(path)
-    with found.open() as file:
-        np.testing.assert_array_equal(found.take(file, chosen), rows.numpy()[chosen])
+    np.testing.assert_array_equal(found.take(chosen), rows.numpy()[chosen])
 
 
 def changed(path: Path, *, files: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> None:
@@ -120,10 +131,15 @@ def changed(path: Path, *, files: dict[str, bytes], compression: int = zipfile.Z
     [
         ({"files": {}}, None),
         ({"files": {"rows/byteorder": b"big"}}, "saved on a machine of another byte order"),
-        ({"files": {}, "compression": zipfile.ZIP_DEFLATED}, "its archive is compressed or damaged"),
-        ({"files": {"rows/data/0": b"short"}}, "storage '0' of 100 elements is not there, or shorter"),
+        ({"files": {}, "compression": zipfile.ZIP_DEFLATED}, "its archive is compressed"),
+        ({"files": {"rows/data/0": b"short"}}, "not a file of torch.save, or cut off"),
+        (
+            {"files": {"rows/data/0": b"short", "rows/data/1": bytes(4000)}},
+            "elements are not there, or fewer",
+        ),
         ({"files": {f"rows/{number}": b"" for number in range(25_000)}}, "too many files in its archive"),
-        ({"files": {"rows/data.pkl": b"(" * 2000}}, "a pickle of more than 1000 instructions"),
+        ({"files": {"rows/data.pkl": b"(" * 2000}}, "exhausted before seeing STOP"),
+        ({"files": {"rows/data.pkl": b"N" * (1 << 17)}}, "'rows/data.pkl' in its archive is too large"),
         ({"files": {"rows/data.pkl": b"\x80\x02}."}}, "holds no tensor"),
     ],
 )
@@ -136,3 +152,63 @@ def test_archives_that_torch_did_not_write(tmp_path: Path, change: Any, message:
         return
     with pytest.raises(FormatError, match=rf"rows\.pt: .*{message}"):
         saved_tensor(path)
+
+
+def nested(depth: int) -> bytes:
+    """Return instructions for tuples of tuples that share their parts: 2 ** depth to hash."""
+    return b")" + b"q\0h\0\x86" * depth
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        (b"\x80\x02cbuiltins\nbytearray\nJ\xff\xff\xff\x7f\x85R.", "it names builtins.bytearray"),
+        (b"\x80\x02ctorch\nLongTensor\nJ\xff\xff\xff\x7f\x85R.", "it names torch.LongTensor"),
+        (b"\x80\x02}" + nested(60) + b"Ns.", "its pickle refers to values 60 times"),
+        (b"\x80\x02cgraphlearn_torch.x\nBook\n.", "holds no tensor"),
+        (b"\x80\x02cgraphlearn_torch.x\nBook\nctorch._utils\nBook\n.", "it names torch._utils.Book"),
+    ],
+)
+def test_programs_that_torch_would_run(tmp_path: Path, program: bytes, message: str) -> None:
+    """They would take memory, or time, without end."""
+    path = tmp_path / "rows.pt"
+    torch.save(torch.arange(100), path)
+    changed(path, files={"rows/data.pkl": program})
+    with pytest.raises(FormatError, match=rf"rows\.pt: .*{message}"):
+        saved_tensor(path)
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        (b"\x80\x04}" + nested(60) + b"Ns.", "a dict whose keys are not texts"),
+        (b"\x80\x04(((" + b"(" * 100_000, "a pickle of more than 16384 bytes without its tensors"),
+        (b"\x80\x04\x8e" + b"\xff" * 8 + b".", "ends early: 18446744073709551615 bytes"),
+        (b"\x80\x04X\xff\xff\xff\xff.", "a pickle of more than 16384 bytes"),
+        (b"\x80\x04r\xff\xff\xff\xff.", "damaged: no pickle ends near byte"),
+        (b"\x80\x04Nr\xff\xff\xff\xff.", "holds no tensor"),
+        (b"\x80\x04\x8f.", "damaged: no pickle ends near byte"),
+        (b"\x80\x04cbuiltins\nbytearray\nJ\xff\xff\xff\x7f\x85R.", "damaged: no pickle ends near byte"),
+    ],
+)
+def test_streams_that_pickle_did_not_write(tmp_path: Path, program: bytes, message: str) -> None:
+    path = tmp_path / "feats.pkl"
+    path.write_bytes(program)
+    before = private_bytes()
+    with pytest.raises(FormatError, match=rf"feats\.pkl: {message}"):
+        tensor_stream(path)
+    assert private_bytes() - before < 16 << 20
+
+
+def test_a_book_of_glt_is_a_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GLT need not be installed to read its subclass of tensors."""
+    name = "graphlearn_torch.partition.partition_book"
+    book = type("GLTPartitionBook", (torch.Tensor,), {"__module__": name})
+    with monkeypatch.context() as installed:
+        for each in ("graphlearn_torch", "graphlearn_torch.partition", name):
+            installed.setitem(sys.modules, each, types.ModuleType(each))
+        installed.setattr(sys.modules[name], "GLTPartitionBook", book, raising=False)
+        torch.save(torch.arange(9).as_subclass(book), tmp_path / "node_pb.pt")
+        (tmp_path / "ids.pkl").write_bytes(pickle.dumps(torch.arange(9).as_subclass(book)))
+    for rows in (saved_tensor(tmp_path / "node_pb.pt"), tensor_stream(tmp_path / "ids.pkl")):
+        np.testing.assert_array_equal(rows.read(0, 9), np.arange(9))

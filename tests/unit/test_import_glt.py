@@ -198,7 +198,7 @@ def _cut(name: str, size: int) -> Callable[[Path], None]:
         (_save("node_pb.pt", {"a": 1}), "node_pb.pt: holds no tensor"),
         (
             _save("node_pb.pt", torch.zeros(60, dtype=torch.complex64)),
-            "a tensor of torch.ComplexFloatStorage",
+            "holds no tensor that is stored here: it names torch.ComplexFloatStorage",
         ),
         (_save("node_pb.pt", torch.zeros(60, dtype=torch.int64).to_sparse()), "node_pb.pt: holds no tensor"),
         (_dump("node_pb.pt", torch.zeros(60)), "node_pb.pt: not a file of torch.save"),

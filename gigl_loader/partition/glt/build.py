@@ -90,9 +90,8 @@ class EdgeIds:
 
 
 def _chunks(rows: Rows) -> Iterator[tuple[int, Array]]:
-    with rows.open() as file:
-        for start in range(0, len(rows), _ROWS):
-            yield start, rows.read(file, start, min(_ROWS, len(rows) - start))
+    for start in range(0, len(rows), _ROWS):
+        yield start, rows.read(start, min(_ROWS, len(rows) - start))
 
 
 def _require_range(rows: Rows, first_row: int, values: Array, end: int, what: str) -> None:
@@ -119,8 +118,8 @@ def import_glt(
 ) -> GraphSchema:
     """Build a graph from a directory that GLT's partitioners wrote, and return its schema.
 
-    Neither GLT nor PyTorch is needed: files are parsed, nothing in them is run. Every node stays in its
-    partition, and node ids and edge ids stay what they are. Features become the columns ``x`` and
+    GLT is not needed, and nothing in the files is run. Every node stays in its partition, and node ids and
+    edge ids stay what they are. Features become the columns ``x`` and
     ``edge_attr``, edge weights the declared column ``weight``. Rows that GLT's ``FrequencyPartitioner``
     cached in further partitions are copies, and left out.
 
@@ -165,9 +164,7 @@ class _BookAssigner:
         self._books = books
 
     def assign(self, node_type: NodeType, ids: Int64Array, num_partitions: int) -> Int64Array:
-        book = self._books[node_type]
-        with book.open() as file:
-            return book.read(file, 0, len(book)).astype(np.int64, copy=False)[ids]
+        return self._books[node_type].take(ids).astype(np.int64, copy=False)
 
 
 class _Import:
@@ -231,7 +228,6 @@ class _Import:
         table = chain([TensorTable({"id": each.ids, "x": each.rows}) for each in features])
         if labels is None:
             return table
-        self._hold(count * labels.column.row_bytes, f"the labels of the nodes of type {node_type!r}")
         return LabelledTable(table, labels)
 
     def _edges(self, edge_type: EdgeType) -> Table:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import pickle
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ import numpy as np
 from gigl_loader.arrays import Array, Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE, EdgeType, NodeType
-from gigl_loader.partition.glt.pickles import Section, Span, read_pickle
+from gigl_loader.partition.glt.pickles import Source
 from gigl_loader.partition.glt.tensors import Rows, saved_tensor, tensor_stream
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 _MAX_PARTITIONS = 1 << 16
 _MAX_TYPES = 10_000
 _MAX_NAME = 200
-_MAX_META_STEPS = 20 * _MAX_TYPES
+_MAX_META_BYTES = 1 << 20
 _INTEGERS = ("I64", "I32", "I16", "I8", "U8")
 
 
@@ -143,8 +142,11 @@ class _Meta:
     def __init__(self, path: Path) -> None:
         self._path = path
         with path.open("rb") as file:
-            section = Section(path, file, Span(0, os.fstat(file.fileno()).st_size))
-            found = read_pickle(section, max_steps=_MAX_META_STEPS)
+            data = file.read(_MAX_META_BYTES)
+        try:
+            found = Source(memoryview(data), max_bytes=_MAX_META_BYTES).load()
+        except pickle.UnpicklingError as error:
+            raise FormatError(f"{path}: {error}") from None
         if not isinstance(found, dict):
             raise FormatError(f"{path}: no dict, as GLT writes it")
         self._found: Mapping[str, Any] = found
@@ -218,11 +220,9 @@ class TensorTable:
         self.columns: dict[str, Kind] = {name: rows.column for name, rows in self._columns.items()}
 
     def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
-        with ExitStack() as files:
-            opened = {name: files.enter_context(self._columns[name].open()) for name in names}
-            for start in range(0, self.num_rows, rows):
-                count = min(rows, self.num_rows - start)
-                yield {name: self._columns[name].read(opened[name], start, count) for name in names}
+        for start in range(0, self.num_rows, rows):
+            count = min(rows, self.num_rows - start)
+            yield {name: self._columns[name].read(start, count) for name in names}
 
     def where(self, column: str, row: int) -> str:
         found = self._columns.get(column)
@@ -247,28 +247,26 @@ class JoinedTable:
         ids, order = self._index()
         kept = [name for name in names if name != "edge_attr"]
         row = 0
-        with self._features.rows.open() as file:
-            for chunk in self._table.read([*{*kept, "id"}], rows):
-                wanted = chunk["id"]
-                places = np.minimum(np.searchsorted(ids, wanted), max(len(ids) - 1, 0))
-                missing = np.flatnonzero(ids[places] != wanted) if len(ids) else np.arange(len(wanted))
-                if len(missing):
-                    which = int(missing[0])
-                    raise FormatError(
-                        f"{self._features.ids.path}: edge {wanted[which]} of "
-                        f"{self._table.where('id', row + which)} has no features"
-                    )
-                found = {name: chunk[name] for name in kept}
-                yield {**found, "edge_attr": self._features.rows.take(file, order[places])}
-                row += len(wanted)
+        for chunk in self._table.read([*{*kept, "id"}], rows):
+            wanted = chunk["id"]
+            places = np.minimum(np.searchsorted(ids, wanted), max(len(ids) - 1, 0))
+            missing = np.flatnonzero(ids[places] != wanted) if len(ids) else np.arange(len(wanted))
+            if len(missing):
+                which = int(missing[0])
+                raise FormatError(
+                    f"{self._features.ids.path}: edge {wanted[which]} of "
+                    f"{self._table.where('id', row + which)} has no features"
+                )
+            found = {name: chunk[name] for name in kept}
+            yield {**found, "edge_attr": self._features.rows.take(order[places])}
+            row += len(wanted)
 
     def where(self, column: str, row: int) -> str:
         return self._table.where(column, row)
 
     def _index(self) -> tuple[Int64Array, Int64Array]:
         """Return the ids of all features, ascending, and the row of each."""
-        with self._features.ids.open() as file:
-            ids = self._features.ids.read(file, 0, len(self._features.ids)).astype(np.int64, copy=False)
+        ids = self._features.ids.read(0, len(self._features.ids)).astype(np.int64, copy=False)
         order = np.argsort(ids, kind="stable")
         return ids[order], order
 
@@ -287,11 +285,9 @@ class LabelledTable:
         if "y" not in names:
             yield from self._table.read(names, rows)
             return
-        with self._labels.open() as file:
-            labels = self._labels.read(file, 0, len(self._labels))
         kept = [name for name in names if name != "y"]
         for chunk in self._table.read([*{*kept, "id"}], rows):
-            yield {**{name: chunk[name] for name in kept}, "y": labels[chunk["id"]]}
+            yield {**{name: chunk[name] for name in kept}, "y": self._labels.take(chunk["id"])}
 
     def where(self, column: str, row: int) -> str:
         return f"{self._labels.path}" if column == "y" else self._table.where(column, row)

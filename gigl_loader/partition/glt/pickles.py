@@ -1,233 +1,238 @@
-"""Reader of pickles that runs nothing.
+"""Restricted unpickler of the files that GLT writes with ``pickle.dump``: plain values and tensors.
 
-A pickle is a program for a stack machine. Python's own machine imports what the program names and calls it.
-This one knows only the instructions that numbers, texts, containers and tensors of PyTorch need. A name stays
-a ``Name``, a call stays a ``Call``, and long bytes stay where they are in the file, as a ``Span``.
+``torch.load`` does not read these files: they are plain pickles, in which ``pickle.dump`` puts a tensor's
+elements in the format that ``torch.save`` had before it wrote archives. The unpickler is Python's own, with
+the instructions that plain values and tensors need. It imports nothing: a name is looked up in a short table.
+It copies no elements: long bytes are views of the caller's buffer, which may be a mapped file.
 """
 
 from __future__ import annotations
 
+import pickle
 import struct
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
-from gigl_loader.errors import FormatError
+import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import BinaryIO
+from gigl_loader.arrays import Array
+from gigl_loader.tensors import STORAGE_DTYPES
 
-_MAX_TEXT = 1 << 16
+STORAGES = {
+    "torch.BFloat16Storage": "BF16",
+    "torch.BoolStorage": "BOOL",
+    "torch.ByteStorage": "U8",
+    "torch.CharStorage": "I8",
+    "torch.DoubleStorage": "F64",
+    "torch.FloatStorage": "F32",
+    "torch.HalfStorage": "F16",
+    "torch.IntStorage": "I32",
+    "torch.LongStorage": "I64",
+    "torch.ShortStorage": "I16",
+}
+"""Dtypes by the storage classes that PyTorch's pickles name."""
 
-
-class Span(NamedTuple):
-    """Bytes of a file."""
-
-    offset: int
-    size: int
-
-
-class Name(NamedTuple):
-    """A function or class that the pickle names. It is never imported."""
-
-    module: str
-    name: str
-
-
-class Call(NamedTuple):
-    """A call that the pickle asks for. It is never made."""
-
-    function: Any
-    arguments: Any
+_MAX_TENSOR_BYTES = 1 << 14  # Of a tensor's pickle without its elements. It has 500.
+_LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
+_LEGACY_VERSION = 1001
 
 
-class Persistent(NamedTuple):
-    """An object that the pickle leaves to its reader to find."""
+class DumpedTensor(NamedTuple):
+    """A strided tensor in a pickle."""
 
-    key: Any
+    dtype: str
+    array: Array
+    """View of the pickle's buffer. bfloat16 is carried as uint16."""
 
 
-class Section:
-    """A part of a file, read from its start. ``FormatError`` where it ends too early."""
+class Source:
+    """Bytes that pickles are read from, one after the other.
 
-    def __init__(self, path: Path, file: BinaryIO, span: Span) -> None:
-        self.path = path
-        self._file = file
-        self._end = span.offset + span.size
-        self.seek(span.offset)
+    Raises ``pickle.UnpicklingError`` where they end early, or are no pickle of plain values and tensors.
+    """
+
+    def __init__(self, data: memoryview, max_bytes: int = _MAX_TENSOR_BYTES) -> None:
+        """``max_bytes``: what one pickle may have besides the elements of tensors."""
+        self.position = 0
+        self._data = data
+        self._max_bytes = max_bytes
+        self._left = max_bytes
 
     @property
     def at_end(self) -> bool:
-        return self.position >= self._end
+        return self.position == len(self._data)
 
-    def seek(self, position: int) -> None:
-        self.position = position
-        self._file.seek(position)
+    def load(self) -> Any:
+        """Return what the next pickle holds, and move behind it.
+
+        Containers and plain values are themselves, bytes are a ``memoryview``. Names without a meaning here
+        are texts.
+        """
+        self._left = self._max_bytes
+        try:
+            return _Unpickler(self).load()
+        except pickle.UnpicklingError:
+            raise
+        except Exception:  # An instruction raises anything where values do not fit it.
+            raise pickle.UnpicklingError(f"damaged: no pickle ends near byte {self.position}") from None
+
+    def load_tensor(self) -> DumpedTensor:
+        """Return the tensor that the next pickle holds, and move behind it."""
+        found = self.load()
+        if not isinstance(found, _TensorCall):
+            raise pickle.UnpicklingError("holds no tensor")
+        return _tensor(found)
+
+    def view(self, size: int) -> memoryview:
+        """Pass over bytes, however many, and return a view of them."""
+        if not 0 <= size <= len(self._data) - self.position:
+            raise pickle.UnpicklingError(f"ends early: {size} bytes at byte {self.position}")
+        self.position += size
+        return self._data[self.position - size : self.position]
 
     def read(self, size: int) -> bytes:
-        data = self._file.read(size) if self.position + size <= self._end else b""
-        if len(data) != size:
-            raise FormatError(f"{self.path}: ends early, at byte {self.position}")
-        self.position += size
-        return data
+        """Return bytes of instructions, numbers and texts, which count against the limit."""
+        self._left -= size
+        if self._left < 0:
+            raise pickle.UnpicklingError(f"a pickle of more than {self._max_bytes} bytes without its tensors")
+        return self.view(size).tobytes()
 
-    def skip(self, size: int) -> Span:
-        """Pass over bytes, however many. Return where they are."""
-        span = Span(self.position, size)
-        if not 0 <= size <= self._end - self.position:
-            raise FormatError(f"{self.path}: ends early: {size} bytes at byte {self.position}")
-        self.seek(self.position + size)
-        return span
-
-    def part(self, span: Span) -> Section:
-        """Return a part of this section, which was skipped before. The two share the file's position."""
-        return Section(self.path, self._file, span)
-
-
-def read_pickle(section: Section, *, max_steps: int) -> Any:
-    """Return what the next pickle holds, and move behind it.
-
-    Integers, texts, booleans, ``None``, tuples, lists and dicts with texts for keys are themselves; bytes
-    are a ``Span``. ``FormatError`` for any other instruction, and after ``max_steps`` of them.
-    """
-    machine = _Machine(section)
-    try:
-        for _ in range(max_steps):
-            code = section.read(1)
-            if code == b".":
-                return machine.pop()
-            _step(machine, code)
-    except (IndexError, KeyError, UnicodeDecodeError, struct.error):
-        raise FormatError(f"{section.path}: damaged: no pickle ends near byte {section.position}") from None
-    raise FormatError(f"{section.path}: a pickle of more than {max_steps} instructions")
-
-
-class _Machine:
-    """The stack, the memo and the marks of one pickle."""
-
-    def __init__(self, section: Section) -> None:
-        self.section = section
-        self.stack: list[Any] = []
-        self.memo: dict[int, Any] = {}
-        self._marks: list[int] = []
-
-    def push(self, value: Any) -> None:
-        self.stack.append(value)
-
-    def pop(self) -> Any:
-        if self._marks and self._marks[-1] == len(self.stack):
-            raise IndexError("a mark is not a value")
-        return self.stack.pop()
-
-    def mark(self) -> None:
-        self._marks.append(len(self.stack))
-
-    def pop_to_mark(self) -> list[Any]:
-        start = self._marks.pop()
-        values = self.stack[start:]
-        del self.stack[start:]
-        return values
-
-    def ignore(self, size: int) -> None:
-        self.section.read(size)
-
-    def number(self, form: str) -> int:
-        (value,) = struct.unpack(form, self.section.read(struct.calcsize(form)))
-        return int(value)
-
-    def text(self, size: int) -> str:
-        if size > _MAX_TEXT:
-            raise FormatError(f"{self.section.path}: a text of {size} bytes, more than {_MAX_TEXT}")
-        return self.section.read(size).decode()
-
-    def line(self) -> str:
+    def readline(self) -> bytes:
         found = bytearray()
-        while (byte := self.section.read(1)) != b"\n":
-            found += byte
-            if len(found) > _MAX_TEXT:
-                raise FormatError(f"{self.section.path}: a name of more than {_MAX_TEXT} bytes")
-        return found.decode()
-
-    def tuple_of(self, size: int) -> None:
-        values = [self.pop() for _ in range(size)]
-        self.push(tuple(reversed(values)))
-
-    def append(self, values: list[Any]) -> None:
-        self._top(list).extend(values)
-
-    def set_items(self, values: list[Any]) -> None:
-        if len(values) % 2 or not all(isinstance(key, str) for key in values[::2]):
-            raise FormatError(f"{self.section.path}: a dict whose keys are not texts")
-        self._top(dict).update(zip(values[::2], values[1::2], strict=True))
-
-    def _top(self, kind: type) -> Any:
-        if not isinstance(self.stack[-1], kind):
-            raise IndexError(f"no {kind.__name__} to fill")
-        return self.stack[-1]
-
-    def name(self, module: Any, name: Any) -> None:
-        if not (isinstance(module, str) and isinstance(name, str)):
-            raise IndexError("a name is two texts")
-        self.push(Name(module, name))
-
-    def call(self) -> None:
-        arguments = self.pop()
-        self.push(Call(self.pop(), arguments))
+        while not found.endswith(b"\n"):
+            found += self.read(1)
+        return bytes(found)
 
 
-def _step(machine: _Machine, code: bytes) -> None:
-    step = _STEPS.get(code)
-    if step is None:
-        raise FormatError(
-            f"{machine.section.path}: no tensor of PyTorch: instruction 0x{code.hex()} of a pickle, "
-            f"at byte {machine.section.position - 1}"
-        )
-    step(machine)
+class _StorageCall(NamedTuple):
+    """A call of ``torch.storage._load_from_bytes`` that a pickle asks for. It is never made."""
+
+    data: Any
 
 
-def _stack_global(machine: _Machine) -> None:
-    name = machine.pop()
-    machine.name(machine.pop(), name)
+class _TensorCall(NamedTuple):
+    """A call of ``torch._utils._rebuild_tensor_v2`` that a pickle asks for. It is never made."""
+
+    storage: Any
+    first: Any
+    shape: Any
+    strides: Any
+    requires_grad: Any
+    hooks: Any
+    metadata: Any = None
 
 
-def _remember(machine: _Machine, place: int) -> None:
-    machine.memo[place] = machine.stack[-1]
+class _StorageKey(NamedTuple):
+    """Description of a storage whose elements follow later."""
+
+    kind: Any
+    name: Any
+    place: Any
+    count: Any
+    view: Any
 
 
-_STEPS: Mapping[bytes, Callable[[_Machine], None]] = {
-    b"\x80": lambda m: m.ignore(1),  # The protocol: instructions are told apart without it.
-    b"\x95": lambda m: m.ignore(8),  # A frame: how much to read ahead.
-    b"N": lambda m: m.push(None),
-    b"\x88": lambda m: m.push(True),
-    b"\x89": lambda m: m.push(False),
-    b"J": lambda m: m.push(m.number("<i")),
-    b"K": lambda m: m.push(m.number("<B")),
-    b"M": lambda m: m.push(m.number("<H")),
-    b"\x8a": lambda m: m.push(int.from_bytes(m.section.read(m.number("<B")), "little", signed=True)),
-    b"\x8c": lambda m: m.push(m.text(m.number("<B"))),
-    b"X": lambda m: m.push(m.text(m.number("<I"))),
-    b"C": lambda m: m.push(m.section.skip(m.number("<B"))),
-    b"B": lambda m: m.push(m.section.skip(m.number("<I"))),
-    b"\x8e": lambda m: m.push(m.section.skip(m.number("<Q"))),
-    b"(": lambda m: m.mark(),
-    b")": lambda m: m.push(()),
-    b"\x85": lambda m: m.tuple_of(1),
-    b"\x86": lambda m: m.tuple_of(2),
-    b"\x87": lambda m: m.tuple_of(3),
-    b"t": lambda m: m.push(tuple(m.pop_to_mark())),
-    b"]": lambda m: m.push([]),
-    b"a": lambda m: m.append([m.pop()]),
-    b"e": lambda m: m.append(m.pop_to_mark()),
-    b"}": lambda m: m.push({}),
-    b"s": lambda m: m.set_items([*reversed([m.pop(), m.pop()])]),
-    b"u": lambda m: m.set_items(m.pop_to_mark()),
-    b"\x94": lambda m: _remember(m, len(m.memo)),
-    b"q": lambda m: _remember(m, m.number("<B")),
-    b"r": lambda m: _remember(m, m.number("<I")),
-    b"h": lambda m: m.push(m.memo[m.number("<B")]),
-    b"j": lambda m: m.push(m.memo[m.number("<I")]),
-    b"c": lambda m: m.name(m.line(), m.line()),
-    b"\x93": _stack_global,
-    b"R": lambda m: m.call(),
-    b"Q": lambda m: m.push(Persistent(m.pop())),
+def _subclass_call(function: Any, kind: Any, arguments: Any, state: Any) -> Any:
+    """Record ``torch._tensor._rebuild_from_type_v2``: GLT's partition book, say, is a tensor as well."""
+    return function(*arguments)
+
+
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "collections.OrderedDict": lambda: None,  # The hooks of a tensor.
+    "torch._tensor._rebuild_from_type_v2": _subclass_call,
+    "torch._utils._rebuild_tensor_v2": _TensorCall,
+    "torch.storage._load_from_bytes": _StorageCall,
 }
+"""Names that a pickle may call. All of them only note their arguments."""
+
+
+_PythonUnpickler: Any = pickle._Unpickler  # Not the one in C, which would copy tensors.
+
+
+class _Unpickler(_PythonUnpickler):  # type: ignore[misc]
+    """Python's unpickler with fewer instructions.
+
+    No instruction makes an object or sets an attribute, and the only calls are those of ``_FUNCTIONS``.
+    """
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source)
+        self._source = source
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return the function of a name, or the name itself, which cannot be called."""
+        return _FUNCTIONS.get(f"{module}.{name}", f"{module}.{name}")
+
+    def persistent_load(self, key: Any) -> _StorageKey:
+        return _StorageKey(*key[1:])
+
+    def _skip_frame(self) -> None:
+        self.read(8)  # It says how much to read ahead, which a buffer makes needless.
+
+    def _push_view(self, form: str) -> None:
+        (size,) = struct.unpack(form, self.read(struct.calcsize(form)))
+        self.append(self._source.view(size))
+
+    def _set_item(self) -> None:
+        value = self.stack.pop()
+        self._set([self.stack.pop(), value])
+
+    def _set(self, values: list[Any]) -> None:
+        # Texts only: to hash tuples of tuples that share their parts may take for ever.
+        if not all(isinstance(key, str) for key in values[::2]):
+            raise pickle.UnpicklingError("a dict whose keys are not texts")
+        self.stack[-1].update(zip(values[::2], values[1::2], strict=True))
+
+    dispatch = {  # noqa: RUF012 - as in the base class
+        **{
+            code[0]: _PythonUnpickler.dispatch[code[0]]
+            for code in (
+                *(pickle.PROTO, pickle.STOP, pickle.MARK, pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE),
+                *(pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG1),
+                *(pickle.BINUNICODE, pickle.SHORT_BINUNICODE),
+                *(pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3),
+                *(pickle.EMPTY_LIST, pickle.APPEND, pickle.APPENDS, pickle.EMPTY_DICT),
+                *(pickle.MEMOIZE, pickle.BINPUT, pickle.LONG_BINPUT, pickle.BINGET, pickle.LONG_BINGET),
+                *(pickle.GLOBAL, pickle.STACK_GLOBAL, pickle.REDUCE, pickle.BINPERSID),
+            )
+        },
+        pickle.FRAME[0]: _skip_frame,
+        pickle.SHORT_BINBYTES[0]: lambda self: self._push_view("<B"),
+        pickle.BINBYTES[0]: lambda self: self._push_view("<I"),
+        pickle.BINBYTES8[0]: lambda self: self._push_view("<Q"),
+        pickle.SETITEM[0]: _set_item,
+        pickle.SETITEMS[0]: lambda self: self._set(self.pop_mark()),
+    }
+
+
+def _tensor(call: _TensorCall) -> DumpedTensor:
+    dtype, elements = _storage(call.storage)
+    numbers = STORAGE_DTYPES[dtype]
+    try:
+        strides = [stride * numbers.itemsize for stride in call.strides]
+        array = np.ndarray(call.shape, numbers, elements, call.first * numbers.itemsize, strides)
+    except (TypeError, ValueError, OverflowError):  # NumPy checks that all elements lie in the buffer.
+        size = len(elements)
+        raise pickle.UnpicklingError(f"damaged: a tensor that does not fit its {size} bytes") from None
+    return DumpedTensor(dtype, array)
+
+
+def _storage(call: Any) -> tuple[str, memoryview]:
+    """Return dtype and elements of a storage in the format before archives."""
+    if not (isinstance(call, _StorageCall) and isinstance(call.data, memoryview)):
+        raise pickle.UnpicklingError("damaged: a tensor without a storage")
+    source = Source(call.data)
+    magic, version, system, stored, keys = (source.load() for _ in range(5))
+    if magic != _LEGACY_MAGIC or version != _LEGACY_VERSION:
+        raise pickle.UnpicklingError("a storage of an unknown format")
+    if not (isinstance(system, dict) and system.get("little_endian") is True):
+        raise pickle.UnpicklingError("saved on a machine of another byte order")
+    if not (isinstance(stored, _StorageKey) and isinstance(stored.kind, str) and stored.view is None):
+        raise pickle.UnpicklingError("damaged: a tensor without a storage")
+    if stored.kind not in STORAGES:
+        raise pickle.UnpicklingError(f"a tensor of {stored.kind}, which is not stored here")
+    (count,) = struct.unpack("<q", source.read(8))
+    if keys != [stored.name] or count != stored.count:
+        raise pickle.UnpicklingError("damaged: a storage that is not the one it names")
+    dtype = STORAGES[stored.kind]
+    return dtype, source.view(count * STORAGE_DTYPES[dtype].itemsize)

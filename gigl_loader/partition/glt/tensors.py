@@ -1,307 +1,207 @@
-"""Tensors in files of ``torch.save`` and of ``pickle.dump``, found without PyTorch and read in pieces."""
+"""Rows of tensors in files of ``torch.save`` and of ``pickle.dump``, mapped into memory."""
 
 from __future__ import annotations
 
-import math
-import os
-import struct
+import pickle
+import pickletools
 import zipfile
-from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from contextlib import nullcontext
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, Any
 
 import numpy as np
 
 from gigl_loader.arrays import Array, Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column
-from gigl_loader.partition.glt.pickles import Call, Name, Persistent, Section, Span, read_pickle
-from gigl_loader.partition.npy_table import read_exactly
+from gigl_loader.partition.glt.pickles import STORAGES, Source
+from gigl_loader.partition.pyg import array_and_column
 from gigl_loader.tensors import STORAGE_DTYPES
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import BinaryIO
-
-_STORAGES = {
-    "BFloat16Storage": "BF16",
-    "BoolStorage": "BOOL",
-    "ByteStorage": "U8",
-    "CharStorage": "I8",
-    "DoubleStorage": "F64",
-    "FloatStorage": "F32",
-    "HalfStorage": "F16",
-    "IntStorage": "I32",
-    "LongStorage": "I64",
-    "ShortStorage": "I16",
-}
-"""Dtypes by the storage classes of PyTorch that files name."""
-
-_REBUILD = Name("torch._utils", "_rebuild_tensor_v2")
-_REBUILD_SUBCLASS = Name("torch._tensor", "_rebuild_from_type_v2")
-_FROM_BYTES = Name("torch.storage", "_load_from_bytes")
-_LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
-_LEGACY_VERSION = 1001
-_MAX_STEPS = 1000  # A tensor's pickle has 60.
-_MAX_DIMENSIONS = 8
-_MAX_SIZE = 1 << 40  # Of a tensor in any direction; a partition has no more edges.
-_MAX_DIRECTORY = 1 << 20  # Bytes of a ZIP archive's list of files. That of one tensor has 400.
-_GAP_BYTES = 32 << 10  # To read as much costs about what another call does.
-_BLOCK_BYTES = 1 << 20
 _MAX_STREAM = 1 << 20  # Tensors in one file: GLT appends one for every 10,000 rows.
-
-
-class _Storage(NamedTuple):
-    """Where the elements of a tensor are."""
-
-    dtype: str
-    span: Span
-
-
-class _Tensor(NamedTuple):
-    """A tensor in a file, in C order."""
-
-    column: Column
-    rows: int
-    offset: int
+_MAX_DIMENSIONS = 8
+_MAX_DIRECTORY = 1 << 20  # Bytes of an archive's list of files. That of one tensor has 400.
+_MAX_RECORD = 1 << 16  # Bytes of a file in an archive that holds no elements. The largest has 300.
+_MAX_REFERENCES = 32  # To earlier values in a tensor's pickle, which needs none.
+_NAMES = {"collections.OrderedDict", "torch._utils._rebuild_tensor_v2", "torch._tensor._rebuild_from_type_v2"}
+_SUBCLASSES = "graphlearn_torch."
 
 
 class Rows:
-    """The rows of one column, in one or more tensors of a file, one after the other."""
+    """The rows of one column, in one or more mapped tensors of a file, one after the other."""
 
-    def __init__(self, path: Path, tensors: Sequence[_Tensor]) -> None:
-        """``FormatError`` where tensors differ in dtype or in the shape of a row."""
+    def __init__(self, path: Path, column: Column, blocks: Sequence[Array]) -> None:
+        """``blocks``: the bytes of the tensors, uint8 [rows, bytes of a row], which need no alignment."""
         self.path = path
-        self._tensors = tensors
-        self.column = tensors[0].column
-        for number, tensor in enumerate(tensors):
-            if tensor.column != self.column:
-                raise FormatError(
-                    f"{path}: tensor {number} holds {_said(tensor.column)} a row, those before "
-                    f"{_said(self.column)}"
-                )
-        self._ends = list(accumulate(tensor.rows for tensor in tensors))
+        self.column = column
+        self._blocks = blocks
+        self._starts = np.array([0, *accumulate(len(block) for block in blocks)])
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return int(self._starts[-1])
 
     def part(self, start: int, count: int) -> Rows:
         """Return ``count`` rows, from ``start`` on."""
-        found: list[_Tensor] = []
-        for tensor, end in zip(self._tensors, self._ends, strict=True):
-            low = max(start - (end - tensor.rows), 0)
-            rows = min(start + count - (end - tensor.rows), tensor.rows) - low
-            if rows > 0:
-                offset = tensor.offset + low * self.column.row_bytes
-                found.append(_Tensor(self.column, rows, offset))
-        return Rows(self.path, found or [_Tensor(self.column, 0, 0)])
+        return Rows(self.path, self.column, self._between(start, start + count))
 
-    def open(self) -> BinaryIO:
-        return self.path.open("rb", buffering=0)
-
-    def read(self, file: BinaryIO, start: int, count: int) -> Array:
-        """Return ``count`` rows from ``start`` on, read from what ``open`` returned."""
+    def read(self, start: int, count: int) -> Array:
+        """Return a copy of ``count`` rows, from ``start`` on."""
         out = self._empty(count)
-        self._fill(file, start, out)
+        np.concatenate(self._between(start, start + count), out=_bytes_of(out, self.column))
         return out
 
-    def take(self, file: BinaryIO, rows: Int64Array) -> Array:
-        """Return chosen rows. Those that lie near each other are read at once, with what is between them."""
-        width = max(self.column.row_bytes, 1)
-        order = np.argsort(rows, kind="stable")
-        ordered, out = rows[order], self._empty(len(rows))
-        apart = np.diff(ordered) > _GAP_BYTES // width
-        cuts = np.flatnonzero(apart | (np.diff(ordered // max(_BLOCK_BYTES // width, 1)) > 0)) + 1
-        for start, stop in pairwise([0, *cuts.tolist(), len(rows)] if len(rows) else []):
-            first, last = int(ordered[start]), int(ordered[stop - 1])
-            block = self.read(file, first, last - first + 1)
-            out[order[start:stop]] = block[ordered[start:stop] - first]
+    def take(self, rows: Int64Array) -> Array:
+        """Return a copy of chosen rows."""
+        out = self._empty(len(rows))
+        out_bytes = _bytes_of(out, self.column)
+        blocks = np.searchsorted(self._starts, rows, side="right") - 1
+        order = np.argsort(rows, kind="stable")  # Each page is then read once.
+        for group in np.split(order, np.flatnonzero(np.diff(blocks[order])) + 1):
+            if len(group):
+                block = int(blocks[group[0]])
+                out_bytes[group] = self._blocks[block][rows[group] - self._starts[block]]
         return out
+
+    def _between(self, start: int, stop: int) -> list[Array]:
+        """Return the parts of blocks that hold these rows, an empty one for no rows."""
+        first = int(np.searchsorted(self._starts, start, side="right")) - 1
+        last = int(np.searchsorted(self._starts, stop))
+        blocks = zip(self._blocks[first:last], self._starts[first:last].tolist(), strict=True)
+        found = [block[max(start - begin, 0) : stop - begin] for block, begin in blocks]
+        return found or [self._blocks[0][:0]]
 
     def _empty(self, count: int) -> Array:
         return np.empty((count, *self.column.shape), STORAGE_DTYPES[self.column.dtype])
 
-    def _fill(self, file: BinaryIO, start: int, out: Array) -> None:
-        which = bisect_right(self._ends, start)
-        done = 0
-        while done < len(out):
-            tensor = self._tensors[which]
-            row = start + done - (self._ends[which] - tensor.rows)
-            count = min(tensor.rows - row, len(out) - done)
-            if count and self.column.row_bytes:
-                offset = tensor.offset + row * self.column.row_bytes
-                read_exactly(file, self.path, offset, out[done : done + count])
-            done += count
-            which += 1
 
-
-def saved_tensor(path: Path) -> Rows:
-    """Return the tensor that ``torch.save`` wrote. ``FormatError`` for anything else."""
-    with path.open("rb") as file:
-        files = _archive(path, file)
-        program = next((name for name in files if name.endswith("/data.pkl")), None)
-        if program is None:
-            raise FormatError(f"{path}: not a file of torch.save: it has no data.pkl")
-        folder = program.removesuffix("data.pkl")
-        order = files.get(f"{folder}byteorder")
-        if order is not None and Section(path, file, order).read(min(order.size, 6)) != b"little":
-            raise FormatError(f"{path}: saved on a machine of another byte order")
-
-        def storage(key: Any) -> _Storage:
-            return _persistent_storage(path, files, folder, key)
-
-        section = Section(path, file, files[program])
-        return Rows(path, [_tensor(path, read_pickle(section, max_steps=_MAX_STEPS), storage)])
+def _bytes_of(rows: Array, column: Column) -> Array:
+    """Return a view of contiguous rows as uint8 [rows, bytes of a row]."""
+    return rows.reshape(-1).view(np.uint8).reshape(len(rows), column.row_bytes)
 
 
 def tensor_stream(path: Path) -> Rows:
-    """Return the tensors that ``pickle.dump`` appended to a file, one after the other, as one."""
-    with path.open("rb") as file:
-        section = Section(path, file, Span(0, os.fstat(file.fileno()).st_size))
+    """Map the tensors that ``pickle.dump`` appended to a file, as one. ``FormatError`` for anything else."""
+    import torch
 
-        def storage(key: Any) -> _Storage:
-            return _dumped_storage(section, key)
-
-        tensors: list[_Tensor] = []
-        while not section.at_end:
-            if len(tensors) == _MAX_STREAM:
-                raise FormatError(f"{path}: more than {_MAX_STREAM} tensors")
-            pickled = read_pickle(section, max_steps=_MAX_STEPS)
-            after = section.position
-            tensors.append(_tensor(path, pickled, storage))
-            section.seek(after)
-    if not tensors:
+    size = path.stat().st_size
+    if size == 0:
         raise FormatError(f"{path}: no tensor")
-    return Rows(path, tensors)
+    # Python's mmap would keep a file descriptor, and a directory of many partitions has too many files.
+    mapped = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+    source = Source(mapped.numpy().data)
+    columns: list[Column] = []
+    blocks: list[Array] = []
+    while not source.at_end:
+        if len(blocks) == _MAX_STREAM:
+            raise FormatError(f"{path}: more than {_MAX_STREAM} tensors")
+        try:
+            dtype, array = source.load_tensor()
+        except pickle.UnpicklingError as error:
+            raise FormatError(f"{path}: {error}") from None
+        _require_rows(path, array, contiguous=array.flags.c_contiguous)
+        column = Column(dtype, array.shape[1:])
+        if column != (columns or [column])[0]:
+            raise FormatError(
+                f"{path}: tensor {len(blocks)} holds {_said(column)} a row, those before {_said(columns[0])}"
+            )
+        columns = [column]
+        blocks.append(_bytes_of(array, column))
+    return Rows(path, columns[0], blocks)
 
 
-def _tensor(path: Path, pickled: Any, storage: Callable[[Any], _Storage]) -> _Tensor:
-    """Return the tensor that a pickle rebuilds. A subclass, as GLT's partition book, is a tensor as well."""
-    if _is_call(pickled, _REBUILD_SUBCLASS, 4) and pickled.arguments[0] == _REBUILD:
-        pickled = Call(*pickled.arguments[::2])
-    if not _is_call(pickled, _REBUILD, 6, 7):
+def saved_tensor(path: Path) -> Rows:
+    """Map the tensor that ``torch.save`` wrote. ``FormatError`` for anything else."""
+    import torch
+
+    try:
+        subclasses, sizes = _inspected(path)
+        # A context manager from PyTorch 2.5 on; before, there is only the function, which returns None.
+        allow = getattr(torch.serialization, "safe_globals", torch.serialization.add_safe_globals)
+        with allow([_tensor_class(name) for name in subclasses]) or nullcontext():
+            tensor = torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)
+    except (FormatError, OSError):
+        raise
+    except Exception as error:  # PyTorch and zipfile raise any of ten classes, some with pages of text.
+        line = str(error).partition("\n")[0]
+        raise FormatError(f"{path}: not a file of torch.save, or cut off: {line:.200}") from None
+    if not isinstance(tensor, torch.Tensor):
         raise FormatError(f"{path}: holds no tensor")
-    where, first, shape, strides = pickled.arguments[:4]
-    if not (
-        _are_sizes((first,)) and _are_sizes(shape) and _are_sizes(strides) and len(shape) == len(strides)
-    ):
-        raise FormatError(f"{path}: damaged: a tensor whose sizes are no sizes")
-    if not shape:
-        raise FormatError(f"{path}: a single number, not a tensor of rows")
-    if math.prod(shape) and not _is_dense(shape, strides):
-        raise FormatError(f"{path}: a tensor that is not contiguous: save tensor.contiguous()")
-    dtype, span = storage(where)
-    size = STORAGE_DTYPES[dtype].itemsize
-    if (first + math.prod(shape)) * size > span.size:
-        raise FormatError(f"{path}: damaged: a tensor of {math.prod(shape)} elements in {span.size} bytes")
-    return _Tensor(Column(dtype, tuple(shape[1:])), shape[0], span.offset + first * size)
+    if tensor.untyped_storage().nbytes() not in sizes:
+        raise FormatError(f"{path}: damaged: a tensor whose elements are not there, or fewer")
+    _require_rows(path, tensor, contiguous=tensor.is_contiguous())
+    array, column = array_and_column(tensor, str(path))
+    return Rows(path, column, [_bytes_of(array, column)])
 
 
-def _is_call(value: Any, function: Name, *counts: int) -> bool:
-    return (
-        isinstance(value, Call)
-        and isinstance(value.function, Name)
-        and value.function == function
-        and type(value.arguments) is tuple
-        and len(value.arguments) in counts
-    )
+def _inspected(path: Path) -> tuple[set[str], set[int]]:
+    """Return the subclasses of tensors that a file of ``torch.save`` names, and the sizes of its storages.
+
+    ``FormatError`` for what ``torch.load`` would let pass. It decompresses files of any size, takes elements
+    from beyond a storage's end, swaps the bytes of a map in memory, and calls what allocates memory
+    (``bytearray``) or takes for ever (the hash of tuples of tuples that share their parts).
+    """
+    names: set[str] = set()
+    sizes = set()
+    with path.open("rb") as file, zipfile.ZipFile(_SmallReads(file)) as archive:
+        for entry in archive.infolist():
+            if entry.compress_type:
+                raise FormatError(f"{path}: not a file of torch.save: its archive is compressed")
+            if "/data/" in entry.filename:
+                sizes.add(entry.file_size)
+            elif entry.file_size > _MAX_RECORD:
+                raise FormatError(f"{path}: {entry.filename!r} in its archive is too large")
+            elif entry.filename.endswith("/byteorder") and archive.read(entry) != b"little":
+                raise FormatError(f"{path}: saved on a machine of another byte order")
+            elif entry.filename.endswith("/data.pkl"):
+                names |= _names_in(path, archive.read(entry))
+    subclasses = {name for name in names - _NAMES if name.startswith(_SUBCLASSES)}
+    for name in names - _NAMES - subclasses - set(STORAGES):
+        raise FormatError(f"{path}: holds no tensor that is stored here: it names {name:.200}")
+    return subclasses, sizes
 
 
-def _are_sizes(values: Any) -> bool:
-    return (
-        type(values) is tuple
-        and len(values) <= _MAX_DIMENSIONS
-        and all(type(value) is int and 0 <= value <= _MAX_SIZE for value in values)
-    )
+def _names_in(path: Path, program: bytes) -> set[str]:
+    names, references = set(), 0
+    for opcode, argument, _ in pickletools.genops(program):
+        references += opcode.name in ("BINGET", "LONG_BINGET")
+        if opcode.name == "GLOBAL":
+            names.add(str(argument).replace(" ", ".", 1))
+    if references > _MAX_REFERENCES:
+        raise FormatError(f"{path}: holds no tensor: its pickle refers to values {references} times")
+    return names
 
 
-def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    wanted = 1
-    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if size != 1 and stride != wanted:
-            return False
-        wanted *= size
-    return True
+def _tensor_class(name: str) -> type:
+    """Return a stand-in for a subclass of tensors: GLT's partition book is one."""
+    import torch
 
-
-def _persistent_storage(path: Path, files: dict[str, Span], folder: str, key: Any) -> _Storage:
-    """Return a storage that is a file of the archive."""
-    dtype, name, count = _described(path, key, 5)
-    span = files.get(f"{folder}data/{name}")
-    if span is None or count * STORAGE_DTYPES[dtype].itemsize > span.size:
-        raise FormatError(f"{path}: damaged: storage {name!r} of {count} elements is not there, or shorter")
-    return _Storage(dtype, span)
-
-
-def _dumped_storage(section: Section, key: Any) -> _Storage:
-    """Return a storage that lies in the bytes of a pickle, as PyTorch saved it before it used archives."""
-    path = section.path
-    if not (_is_call(key, _FROM_BYTES, 1) and isinstance(key.arguments[0], Span)):
-        raise FormatError(f"{path}: damaged: a tensor without a storage")
-    inner = section.part(key.arguments[0])
-    magic, version, system, stored, keys = (read_pickle(inner, max_steps=_MAX_STEPS) for _ in range(5))
-    if magic != _LEGACY_MAGIC or version != _LEGACY_VERSION:
-        raise FormatError(f"{path}: a storage of an unknown format")
-    if not (isinstance(system, dict) and system.get("little_endian") is True):
-        raise FormatError(f"{path}: saved on a machine of another byte order")
-    dtype, name, count = _described(path, stored, 6)
-    if keys != [name]:
-        raise FormatError(f"{path}: damaged: a storage that is not the one it names")
-    (length,) = struct.unpack("<q", inner.read(8))
-    if length != count:
-        raise FormatError(f"{path}: damaged: a storage of {length} elements, not {count}")
-    return _Storage(dtype, inner.skip(count * STORAGE_DTYPES[dtype].itemsize))
-
-
-def _described(path: Path, value: Any, size: int) -> tuple[str, str, int]:
-    """Return dtype, key and number of elements of a storage."""
-    key = value.key if isinstance(value, Persistent) else None
-    if type(key) is not tuple or len(key) != size or not isinstance(key[1], Name):
-        raise FormatError(f"{path}: damaged: a tensor without a storage")
-    kind, name, count = key[1], key[2], key[4]
-    if kind.module != "torch" or kind.name not in _STORAGES:
-        raise FormatError(f"{path}: a tensor of {kind.module}.{kind.name}, which is not stored here")
-    if not isinstance(name, str) or not _are_sizes((count,)) or key[5:] not in ((), (None,)):
-        raise FormatError(f"{path}: damaged: a storage whose size is no size")
-    return _STORAGES[kind.name], name, count
+    module, _, kind = name.rpartition(".")
+    return type(kind, (torch.Tensor,), {"__module__": module})
 
 
 class _SmallReads:
     """A file of which only little can be read at once: ``zipfile`` reads whole lists of files."""
 
-    def __init__(self, path: Path, file: BinaryIO) -> None:
-        self._path = path
+    def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self.seek, self.tell = file.seek, file.tell
+        self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
 
     def read(self, size: int = -1) -> bytes:
         data = self._file.read(min(size, _MAX_DIRECTORY) if size >= 0 else _MAX_DIRECTORY + 1)
         if size > _MAX_DIRECTORY or len(data) > _MAX_DIRECTORY:
-            raise FormatError(f"{self._path}: not a file of torch.save: too many files in its archive")
+            raise ValueError("too many files in its archive")
         return data
 
 
-def _archive(path: Path, file: BinaryIO) -> dict[str, Span]:
-    """Return where the files of a ZIP archive lie. None of them is compressed."""
-    try:
-        listed = zipfile.ZipFile(_SmallReads(path, file)).infolist()
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, struct.error):
-        raise FormatError(f"{path}: not a file of torch.save, or cut off") from None
-    size = os.fstat(file.fileno()).st_size
-    return {entry.filename: _entry(path, file, entry, size) for entry in listed}
-
-
-def _entry(path: Path, file: BinaryIO, entry: zipfile.ZipInfo, size: int) -> Span:
-    if not 0 <= entry.header_offset <= size:
-        raise FormatError(f"{path}: damaged: file {entry.filename!r} of its archive lies outside")
-    header = Section(path, file, Span(entry.header_offset, size - entry.header_offset))
-    signature, name_size, extra_size = struct.unpack("<4s22xHH", header.read(30))
-    if signature != b"PK\3\4" or entry.compress_type or entry.flag_bits & 1:
-        raise FormatError(f"{path}: not a file of torch.save: its archive is compressed or damaged")
-    header.skip(name_size + extra_size)
-    return header.skip(entry.file_size)
+def _require_rows(path: Path, tensor: Any, *, contiguous: bool) -> None:
+    if not contiguous:
+        raise FormatError(f"{path}: a tensor that is not contiguous: save tensor.contiguous()")
+    if not tensor.ndim:
+        raise FormatError(f"{path}: a single number, not a tensor of rows")
+    if tensor.ndim > _MAX_DIMENSIONS:
+        raise FormatError(f"{path}: a tensor of {tensor.ndim} dimensions, more than {_MAX_DIMENSIONS}")
 
 
 def _said(column: Column) -> str:
