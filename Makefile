@@ -119,7 +119,7 @@ $(SANITIZE_VENV)/.installed: $(INPUTS)
 # The data port as a program of its own: no interpreter hides its threads from ThreadSanitizer, or its code from
 # the coverage that guides libFuzzer. It loads the OpenSSL of this machine, which has no part in either.
 PORT_SOURCES := $(wildcard gigl_loader/csrc/data_*.cc gigl_loader/csrc/tls*.cc) \
-  $(addprefix gigl_loader/csrc/,crc32c.cc listening.cc stop.cc) tests/fuzz/tls_peer.cc
+  $(addprefix gigl_loader/csrc/,crc32c.cc listening.cc resolver.cc stop.cc) tests/fuzz/tls_peer.cc
 PORT_HEADERS := $(wildcard gigl_loader/csrc/*.h tests/fuzz/*.h)
 PORT_FLAGS := -std=c++20 -O1 -g -fno-omit-frame-pointer -Wall -Wextra -Wno-unused-parameter
 PORT_LIBRARIES := -l:libssl.so.3 -l:libcrypto.so.3 -ldl -pthread
@@ -178,6 +178,10 @@ build/address/%.o: %.cc $(PORT_HEADERS)
 build/address/%: $(patsubst %.cc,build/address/%.o,$(PORT_SOURCES) tests/fuzz/port_harness.cc tests/fuzz/fuzz_main.cc) \
     build/address/tests/fuzz/%.o
 	$(CXX) -fsanitize=address,undefined -Wl,--wrap=recv $^ $(PORT_LIBRARIES) -o $@
+
+# Without memory, and without a resolver that answers.
+build/address/data_port_faults: $(patsubst %.cc,build/address/%.o,$(PORT_SOURCES) tests/native/data_port_faults.cc)
+	$(CXX) -fsanitize=address,undefined -Wl,--wrap=getaddrinfo $^ $(PORT_LIBRARIES) -o $@
 
 $(VENV)/.installed-fuzz: $(VENV)/.installed-test
 	$(BIN)/python $(PIP_INSTALL) atheris

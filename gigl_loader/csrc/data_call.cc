@@ -39,6 +39,18 @@ bool DataCall::Gone() const {
   return poll(&connection, 1, 0) > 0 && connection.revents != 0;
 }
 
+bool DataCall::Cancel() {
+  const std::lock_guard lock(releasing_);
+  if (!connection_) return false;
+  connection_->stream.Cancel();
+  return true;
+}
+
+HeldConnection DataCall::Release() {
+  const std::lock_guard lock(releasing_);
+  return std::exchange(connection_, nullptr);
+}
+
 bool DataCall::ReadBody(std::span<std::byte> out, const Patience& patience) {
   if (!connection_ || body_taken_ || out.size() != head_.body_bytes) throw std::logic_error("the body is read once");
   body_taken_ = true;
@@ -77,11 +89,10 @@ void DataCall::Send(std::vector<std::span<const std::byte>> pieces, uint8_t stat
     SendPieces(head, pieces, crc, patience);
   } catch (...) {
     // A part of it may have gone: whatever came next would be read as the rest.
-    connections_->Drop(std::exchange(connection_, nullptr), "");
+    connections_->Drop(Release(), "");
     throw;
   }
-  connections_->EndCall(connection_, closes);
-  connection_.reset();
+  connections_->EndCall(Release(), closes);
 }
 
 // Without a checksum to compute, all goes out at once, as the socket takes it.

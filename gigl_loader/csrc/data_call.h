@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -45,16 +46,19 @@ class DataCall {
   // Whether the caller has closed its side of the connection, or the connection was reset. Any thread may look.
   bool Gone() const;
 
-  // Ends transfers of this call with StreamCancelled.
-  void Cancel() { subject_->stream.Cancel(); }
+  // Ends transfers of this call with StreamCancelled. Returns false, and does nothing, once the connection was handed
+  // back: it may carry the caller's next call by then. Any thread may cancel.
+  bool Cancel();
 
  private:
   void Send(std::vector<std::span<const std::byte>> pieces, uint8_t status, const uint32_t* crc, uint64_t membership,
             bool closes, const Patience& patience);
   void SendPieces(ReplyHead& head, const std::vector<std::span<const std::byte>>& pieces, const uint32_t* crc,
                   const Patience& patience);
+  HeldConnection Release();
 
   const std::shared_ptr<DataConnections> connections_;
+  std::mutex releasing_;       // held while `connection_` is released, and by Cancel
   HeldConnection connection_;  // null once it was handed back
   const HeldConnection subject_;
   const RequestHead head_;

@@ -1,57 +1,21 @@
 #include "data_client.h"
 
 #include <errno.h>
-#include <netdb.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <condition_variable>
 #include <cstring>
 #include <stdexcept>
-#include <thread>
+#include <utility>
 #include <vector>
+
+#include "resolver.h"
 
 namespace gigl {
 namespace {
 
 constexpr size_t kReceivedBytes = 64 << 10;
-constexpr auto kResolvePoll = std::chrono::milliseconds(50);
-
-struct Place {
-  sockaddr_storage address;
-  socklen_t size;
-};
-
-// Returns the addresses of a name; throws with the resolver's text.
-std::vector<Place> Lookup(const std::string& host, uint16_t port, int flags) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = flags;
-  addrinfo* found = nullptr;
-  const int code = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  if (code != 0) throw StreamError("the name " + host + " is not known: " + gai_strerror(code));
-  std::vector<Place> places;
-  for (const addrinfo* each = found; each != nullptr; each = each->ai_next) {
-    Place place{};
-    std::memcpy(&place.address, each->ai_addr, each->ai_addrlen);
-    place.size = each->ai_addrlen;
-    places.push_back(place);
-  }
-  freeaddrinfo(found);
-  return places;
-}
-
-// A lookup that may outlast whoever waits for it: the resolver has no deadline.
-struct PendingLookup {
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool done = false;
-  std::vector<Place> places;
-  std::string error;
-};
 
 }  // namespace
 
@@ -61,61 +25,29 @@ DataClient::DataClient(std::string host, uint16_t port, std::shared_ptr<const Tl
 
 DataClient::~DataClient() = default;
 
-// Resolves a name until the deadline, or until `is_cancelled` returns true.
-static std::vector<Place> Resolve(const std::string& host, uint16_t port, Clock::time_point deadline,
-                                  const auto& is_cancelled) {
-  try {
-    return Lookup(host, port, AI_NUMERICHOST);
-  } catch (const StreamError&) {
-  }
-  const auto pending = std::make_shared<PendingLookup>();
-  std::thread([pending, host, port] {
-    std::vector<Place> places;
-    std::string error;
-    try {
-      places = Lookup(host, port, AI_ADDRCONFIG);
-    } catch (const std::exception& failure) {
-      error = failure.what();
-    }
-    const std::lock_guard lock(pending->mutex);
-    pending->places = std::move(places);
-    pending->error = std::move(error);
-    pending->done = true;
-    pending->changed.notify_all();
-  }).detach();
-  std::unique_lock lock(pending->mutex);
-  while (!pending->done) {
-    if (is_cancelled()) throw StreamCancelled("cancelled");
-    if (Clock::now() >= deadline) throw StreamTimedOut("the name " + host + " was not resolved in time");
-    pending->changed.wait_for(lock, kResolvePoll);
-  }
-  if (!pending->error.empty()) throw StreamError(pending->error);
-  return pending->places;
-}
-
 void DataClient::Connect(double timeout_s) {
   const Patience patience = Patience::Of(timeout_s, timeout_s);
   const auto is_cancelled = [this] {
     const std::lock_guard lock(mutex_);
     return cancelled_;
   };
-  const std::vector<Place> places = Resolve(host_, port_, patience.deadline, is_cancelled);
+  const std::vector<SocketAddress> addresses = Resolve(host_, port_, patience.deadline, is_cancelled);
   std::string reason = "no address";
-  for (size_t i = 0; i < places.size(); ++i) {
+  for (size_t i = 0; i < addresses.size(); ++i) {
     // An address that swallows everything leaves time for the next one.
     const auto left = patience.deadline - Clock::now();
-    const Patience share{Clock::now() + left / static_cast<int>(places.size() - i), left};
-    const int fd = socket(places[i].address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd < 0) {
+    const Patience share{Clock::now() + left / static_cast<int>(addresses.size() - i), left};
+    Descriptor made(socket(addresses[i].address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (!made) {
       reason = std::strerror(errno);
       continue;
     }
-    const int started = connect(fd, reinterpret_cast<const sockaddr*>(&places[i].address), places[i].size);
+    const int started = connect(made.get(), reinterpret_cast<const sockaddr*>(&addresses[i].address), addresses[i].size);
     const int failure = started == 0 ? 0 : errno;
     {
       const std::lock_guard lock(mutex_);
       stream_.reset();
-      stream_ = std::make_unique<DataStream>(fd, tls_, name_);
+      stream_ = std::make_unique<DataStream>(std::move(made), tls_, name_);
       if (cancelled_) stream_->Cancel();
     }
     if (failure != 0 && failure != EINPROGRESS) {
@@ -131,7 +63,7 @@ void DataClient::Connect(double timeout_s) {
       throw;
     } catch (const StreamTimedOut&) {
       reason = "timed out";
-      if (i + 1 == places.size()) throw StreamTimedOut("connecting timed out");
+      if (i + 1 == addresses.size()) throw StreamTimedOut("connecting timed out");
     } catch (const StreamError& error) {
       reason = error.what();
     }

@@ -7,7 +7,6 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <deque>
 #include <iterator>
 #include <stdexcept>
 #include <string_view>
@@ -23,6 +22,7 @@ constexpr uint64_t kFirstConnection = 1 << 16;  // smaller numbers are listening
 constexpr int kAcceptedAtOnce = 256;
 constexpr int kEventsAtOnce = 64;
 constexpr int kStepsAtOnce = 4;  // of strangers, between two looks at what else is ready
+constexpr std::string_view kNoMemory = "no memory is left";
 constexpr size_t kMaxDropped = 64;  // told at once: whoever logs them holds a lock that calls need
 
 Clock::time_point In(double seconds) {
@@ -58,7 +58,7 @@ size_t NetworkCounts::size() const {
 DataConnection::DataConnection(Descriptor socket, std::shared_ptr<const TlsContext> tls, Peer peer,
                                std::unique_ptr<const NetworkCounts::Place> place)
     : place(std::move(place)),
-      stream(socket.release(), std::move(tls), ""),
+      stream(std::move(socket), std::move(tls), ""),
       peer(std::move(peer)),
       handshaken(!stream.encrypted()) {}
 
@@ -69,6 +69,7 @@ DataConnections::Pool::Pool() : poller(epoll_create1(EPOLL_CLOEXEC)) {
 DataConnections::DataConnections(const std::string& host, uint16_t port, std::shared_ptr<const TlsContext> tls,
                                  const DataLimits& limits)
     : limits(limits),
+      overdue_("no token within " + std::to_string(static_cast<int>(limits.stranger_s)) + " s"),
       networks_(std::make_shared<NetworkCounts>(limits.per_address)),
       waker_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       port_(port),
@@ -110,8 +111,8 @@ HeldConnection DataConnections::Take(Clock::time_point until) {
 }
 
 void DataConnections::ServeStrangers(const std::function<void(const HeldConnection&)>& advance) {
-  std::map<std::string, std::deque<HeldConnection>> ready;  // by network
-  auto turn = ready.end();
+  std::multimap<std::string, HeldConnection> ready;  // by network, oldest first
+  std::string served;                                // network that had the last step
   while (true) {
     epoll_event events[kEventsAtOnce];
     const int count = epoll_wait(strangers_.poller.get(), events, kEventsAtOnce, ready.empty() ? -1 : 0);
@@ -119,18 +120,23 @@ void DataConnections::ServeStrangers(const std::function<void(const HeldConnecti
     for (int i = 0; i < count; ++i) {
       const uint64_t id = events[i].data.u64;
       if (id == kWakeId) return;
-      if (id < kFirstConnection) {
-        Accept(id);
-      } else if (auto connection = TakeReady(strangers_, id)) {
-        ready[connection->peer.network].push_back(std::move(connection));
+      // Without memory one connection ends, and the rest go on: an exception would take all of `ready` along, which
+      // no event would bring back. A listening socket is watched again by the next Sweep.
+      HeldConnection connection;
+      try {
+        if (id < kFirstConnection) Accept(id);
+        else if ((connection = TakeReady(strangers_, id))) ready.emplace(connection->peer.network, connection);
+      } catch (const std::exception&) {
+        if (connection) Drop(connection, kNoMemory);
       }
     }
     for (int i = 0; i < kStepsAtOnce && !ready.empty(); ++i) {
-      if (turn == ready.end()) turn = ready.begin();
-      const HeldConnection connection = std::move(turn->second.front());
-      turn->second.pop_front();
-      turn = turn->second.empty() ? ready.erase(turn) : std::next(turn);
-      if (Holds(strangers_, connection->id)) advance(connection);  // else it gave way to others meanwhile
+      auto next = ready.upper_bound(served);
+      if (next == ready.end()) next = ready.begin();
+      auto step = ready.extract(next);
+      served.swap(step.key());
+      const HeldConnection& connection = step.mapped();
+      if (Holds(strangers_, connection->id)) advance(connection);  // else it was dropped meanwhile
     }
   }
 }
@@ -253,15 +259,17 @@ void DataConnections::EndCall(const HeldConnection& connection, bool closes) {
 }
 
 void DataConnections::Trust(const HeldConnection& connection) {
-  {
+  // The entry itself moves, which needs no memory.
+  auto entry = [&] {
     const std::lock_guard lock(strangers_.mutex);
-    if (strangers_.connections.erase(connection->id) == 0) return;
-    epoll_ctl(strangers_.poller.get(), EPOLL_CTL_DEL, connection->stream.fd(), nullptr);
-  }
+    return strangers_.connections.extract(connection->id);
+  }();
+  if (entry.empty()) return;
+  epoll_ctl(strangers_.poller.get(), EPOLL_CTL_DEL, connection->stream.fd(), nullptr);
   connection->trusted = connection->complete = true;
   const std::lock_guard lock(callers_.mutex);
   if (callers_.stopped) return;
-  const auto added = callers_.connections.emplace(connection->id, connection).first;
+  const auto added = callers_.connections.insert(std::move(entry)).position;
   try {
     connection->resting = true;
     // Its head has come, so nothing more may: it can be written to, which wakes the thread that begins its call.
@@ -280,13 +288,13 @@ void DataConnections::BeginHead(DataConnection& connection) {
 
 // --- ending
 
-void DataConnections::Drop(const HeldConnection& connection, const std::string& reason) {
+void DataConnections::Drop(const HeldConnection& connection, std::string_view reason) {
   Pool& pool = PoolOf(*connection);
   const std::lock_guard lock(pool.mutex);
   DropLocked(pool, connection, reason);
 }
 
-void DataConnections::DropLocked(Pool& pool, const HeldConnection& connection, const std::string& reason) {
+void DataConnections::DropLocked(Pool& pool, const HeldConnection& connection, std::string_view reason) {
   const HeldConnection held = connection;  // may be a reference into a map
   if (pool.connections.erase(held->id) == 0) return;
   if (!reason.empty()) Note(held->peer, reason);
@@ -295,7 +303,7 @@ void DataConnections::DropLocked(Pool& pool, const HeldConnection& connection, c
 }
 
 // Ends the oldest stranger of the network that has most of them: who comes with many pushes out its own.
-void DataConnections::DropStranger(const std::string& reason) {
+void DataConnections::DropStranger(std::string_view reason) {
   std::unordered_map<std::string_view, size_t> counts;
   size_t most = 0;
   for (const auto& [id, each] : strangers_.connections) most = std::max(most, ++counts[each->peer.network]);
@@ -306,20 +314,24 @@ void DataConnections::DropStranger(const std::string& reason) {
 
 void DataConnections::NoteRefused(const DataConnection& connection) { Note(connection.peer, "", true); }
 
-void DataConnections::Note(const Peer& peer, const std::string& reason, bool refused) {
+void DataConnections::Note(const Peer& peer, std::string_view reason, bool refused) {
   const std::lock_guard lock(noting_);
-  const auto found = dropped_.find({peer.address, reason});
-  if (found != dropped_.end()) {
-    ++found->second.count;
-  } else if (dropped_.size() < kMaxDropped) {
-    dropped_.try_emplace({peer.address, reason}, DroppedConnection{peer.address, peer.port, reason, refused});
+  try {
+    std::pair<std::string, std::string> key{peer.address, reason};
+    const auto found = dropped_.find(key);
+    if (found != dropped_.end()) {
+      ++found->second.count;
+    } else if (dropped_.size() < kMaxDropped) {
+      dropped_.try_emplace(std::move(key), DroppedConnection{peer.address, peer.port, std::string(reason), refused});
+    }
+  } catch (const std::bad_alloc&) {
+    // A connection ends all the same.
   }
 }
 
 // Returns what to tell of a connection whose time is over.
-std::string DataConnections::Overdue(const DataConnection& connection) const {
-  if (connection.trusted || connection.lingers) return "";
-  return "no token within " + std::to_string(static_cast<int>(limits.stranger_s)) + " s";
+std::string_view DataConnections::Overdue(const DataConnection& connection) const {
+  return connection.trusted || connection.lingers ? std::string_view() : overdue_;
 }
 
 std::vector<DroppedConnection> DataConnections::Sweep() {
@@ -342,11 +354,10 @@ std::vector<DroppedConnection> DataConnections::Sweep() {
 void DataConnections::SweepPool(Pool& pool) {
   const std::lock_guard lock(pool.mutex);
   const auto now = Clock::now();
-  std::vector<HeldConnection> over;
-  for (const auto& [id, each] : pool.connections) {
-    if ((each->resting || &pool == &strangers_) && now > each->deadline) over.push_back(each);
+  for (auto next = pool.connections.begin(); next != pool.connections.end();) {
+    const HeldConnection& each = (next++)->second;  // its entry may go
+    if ((each->resting || &pool == &strangers_) && now > each->deadline) DropLocked(pool, each, Overdue(*each));
   }
-  for (const auto& each : over) DropLocked(pool, each, Overdue(*each));
 }
 
 void DataConnections::Stop() {
@@ -363,11 +374,10 @@ void DataConnections::Stop() {
 void DataConnections::StopPool(Pool& pool) {
   const std::lock_guard lock(pool.mutex);
   pool.stopped = true;
-  std::vector<HeldConnection> ended;
-  for (const auto& [id, each] : pool.connections) {
-    if (each->resting || &pool == &strangers_) ended.push_back(each);
+  for (auto next = pool.connections.begin(); next != pool.connections.end();) {
+    const HeldConnection& each = (next++)->second;  // its entry may go
+    if (each->resting || &pool == &strangers_) DropLocked(pool, each, "");
   }
-  for (const auto& each : ended) DropLocked(pool, each, "");
 }
 
 size_t DataConnections::CancelAll() {

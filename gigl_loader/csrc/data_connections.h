@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -126,7 +127,7 @@ class DataConnections {
   void EndCall(const HeldConnection& connection, bool closes);
 
   // Ends a connection. With a reason, it is told by the next Sweep.
-  void Drop(const HeldConnection& connection, const std::string& reason);
+  void Drop(const HeldConnection& connection, std::string_view reason);
 
   // Has the next Sweep tell that a stranger was refused for its token.
   void NoteRefused(const DataConnection& connection);
@@ -170,13 +171,14 @@ class DataConnections {
   bool RefuseOne(int listener);
   void Admit(Descriptor socket, const sockaddr_storage& address);
   void RestLocked(Pool& pool, const HeldConnection& connection, uint32_t events);
-  void DropLocked(Pool& pool, const HeldConnection& connection, const std::string& reason);
-  void DropStranger(const std::string& reason);
+  void DropLocked(Pool& pool, const HeldConnection& connection, std::string_view reason);
+  void DropStranger(std::string_view reason);
   void SweepPool(Pool& pool);
   void StopPool(Pool& pool);
-  void Note(const Peer& peer, const std::string& reason, bool refused = false);
-  std::string Overdue(const DataConnection& connection) const;
+  void Note(const Peer& peer, std::string_view reason, bool refused = false);
+  std::string_view Overdue(const DataConnection& connection) const;
 
+  const std::string overdue_;  // reason that is noted of a stranger whose time is over
   const std::shared_ptr<NetworkCounts> networks_;
   Descriptor waker_;
   uint16_t port_;

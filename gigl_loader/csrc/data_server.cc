@@ -1,7 +1,6 @@
 #include "data_server.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
@@ -14,6 +13,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "background_thread.h"
 #include "data_wire.h"
 
 namespace gigl {
@@ -73,20 +73,8 @@ DataServer::DataServer(const std::string& host, uint16_t port, std::shared_ptr<c
                        const DataLimits& limits, std::shared_ptr<const AcceptedTokens> tokens)
     : connections_(std::make_shared<DataConnections>(host, port, std::move(tls), limits)),
       tokens_(std::move(tokens)),
-      process_(getpid()) {
-  // Signals are for threads of the program.
-  sigset_t all, before;
-  sigfillset(&all);
-  for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP}) sigdelset(&all, fault);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    strangers_ = std::thread([this] { ServeStrangers(); });
-  } catch (...) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw;
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-}
+      process_(getpid()),
+      strangers_(StartBackgroundThread([this] { ServeStrangers(); })) {}
 
 DataServer::~DataServer() { Stop(); }
 

@@ -5,10 +5,10 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "crc32c.h"
 #include "stop.h"
@@ -43,22 +43,16 @@ Patience Patience::Of(double total_s, double stall_s) {
   return {Clock::now() + duration(total_s), duration(stall_s)};
 }
 
-DataStream::DataStream(int fd, std::shared_ptr<const TlsContext> tls, const std::string& host) : fd_(fd) {
-  try {
-    const int on = 1;
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    if (tls) tls_ = std::make_unique<TlsSession>(std::move(tls), fd, host);
-  } catch (...) {
-    close(fd);
-    throw;
-  }
+DataStream::DataStream(Descriptor socket, std::shared_ptr<const TlsContext> tls, const std::string& host)
+    : socket_(std::move(socket)) {
+  const int on = 1;
+  setsockopt(fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  if (tls) tls_ = std::make_unique<TlsSession>(std::move(tls), fd(), host);
 }
-
-DataStream::~DataStream() { close(fd_); }
 
 void DataStream::Cancel() {
   cancelled_ = true;
-  shutdown(fd_, SHUT_RDWR);  // wakes whoever polls
+  shutdown(fd(), SHUT_RDWR);  // wakes whoever polls
 }
 
 Step DataStream::TryHandshake() {
@@ -79,7 +73,7 @@ Step DataStream::TryRead(std::span<std::byte> out, size_t& got) {
     }
   }
   ssize_t count;
-  do count = recv(fd_, out.data(), out.size(), 0);
+  do count = recv(fd(), out.data(), out.size(), 0);
   while (count < 0 && errno == EINTR);
   if (count > 0) {
     got = static_cast<size_t>(count);
@@ -110,7 +104,7 @@ Step DataStream::TryWrite(std::span<iovec>& pieces, size_t& sent) {
   message.msg_iov = pieces.data();
   message.msg_iovlen = std::min(pieces.size(), kMaxPieces);
   ssize_t count;
-  do count = sendmsg(fd_, &message, MSG_NOSIGNAL);
+  do count = sendmsg(fd(), &message, MSG_NOSIGNAL);
   while (count < 0 && errno == EINTR);
   if (count >= 0) {
     sent = static_cast<size_t>(count);
@@ -129,7 +123,7 @@ short DataStream::Wait(short events, const Patience& patience, Clock::time_point
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
     StopFlag* const flag = StopFlag::Current();  // nothing wakes this thread when it is set
     const bool whole = flag == nullptr || left <= kStopPollMs;
-    pollfd polled{fd_, events, 0};
+    pollfd polled{fd(), events, 0};
     const int ready = left > 0 ? poll(&polled, 1, static_cast<int>(whole ? left : kStopPollMs)) : 0;
     if (cancelled_) throw StreamCancelled("cancelled");
     if (flag != nullptr) flag->Check();
@@ -156,7 +150,7 @@ void DataStream::AwaitConnected(const Patience& patience) {
   Wait(POLLOUT, patience, Clock::now());
   int error = 0;
   socklen_t size = sizeof error;
-  getsockopt(fd_, SOL_SOCKET, SO_ERROR, &error, &size);
+  getsockopt(fd(), SOL_SOCKET, SO_ERROR, &error, &size);
   if (error != 0) throw StreamError(std::strerror(error));
 }
 

@@ -12,6 +12,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "listening.h"
 #include "tls.h"
 
 namespace gigl {
@@ -47,12 +48,11 @@ struct Patience {
 // One thread uses a stream at a time; any thread may cancel it.
 class DataStream {
  public:
-  // Owns `fd`, a connected non-blocking socket. With a context, TLS comes first.
-  DataStream(int fd, std::shared_ptr<const TlsContext> tls, const std::string& host);
+  // `socket` is connected, or connecting, and does not block. With a context, TLS comes first.
+  DataStream(Descriptor socket, std::shared_ptr<const TlsContext> tls, const std::string& host);
   DataStream(const DataStream&) = delete;
-  ~DataStream();
 
-  int fd() const { return fd_; }
+  int fd() const { return socket_.get(); }
   bool encrypted() const { return tls_ != nullptr; }
 
   // One step that does not wait. `got` is 0 unless the step is kDone. Throws StreamError.
@@ -89,7 +89,7 @@ class DataStream {
   short Wait(short events, const Patience& patience, Clock::time_point since);
   bool Send(std::span<iovec> pieces, const Patience& patience, bool unless_answered);
 
-  const int fd_;
+  const Descriptor socket_;
   std::unique_ptr<TlsSession> tls_;
   std::atomic<bool> cancelled_ = false;
 };

@@ -717,8 +717,8 @@ class DataCall:
     @property
     def gone(self) -> bool:
         """Whether the caller has closed its side of the connection, or the connection was reset."""
-    def cancel(self) -> None:
-        """End transfers of this call with ``StreamCancelled``."""
+    def cancel(self) -> bool:
+        """End transfers of this call with ``StreamCancelled``. ``False``: it had ended, nothing was done."""
 
 class DataServer:
     """Listening side of a data port. See ``csrc/data_server.h``. ``OSError`` where it cannot listen."""

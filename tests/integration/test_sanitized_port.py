@@ -1,4 +1,4 @@
-"""The data port as a program of its own, under sanitizers: hostile bytes, and traffic of many threads."""
+"""The data port as a program of its own, under sanitizers: hostile bytes, traffic of many threads, and faults."""
 
 from __future__ import annotations
 
@@ -55,5 +55,17 @@ def test_hostile_bytes_at_the_port_and_its_client(target: str, tmp_path: Path) -
     done = subprocess.run(
         [_ROOT / program, str(_SECONDS)], cwd=tmp_path, capture_output=True, text=True, check=False
     )
+    assert done.returncode == 0, done.stderr[-6000:]
+    assert int(done.stdout.split()[0]) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@_NEEDS_OPENSSL
+@pytest.mark.skipif(not _has_library(_COMPILER, "libasan.so"), reason="needs libasan, of gcc")
+def test_nobody_waits_in_vain_without_memory_or_names() -> None:
+    program = "build/address/data_port_faults"
+    _make(program)
+    done = subprocess.run([_ROOT / program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-6000:]
     assert int(done.stdout.split()[0]) > 0

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from gigl_loader.native import (
     DataClient,
     DataServer,
-    StreamCancelled,
     StreamClosed,
     StreamError,
     StreamTimedOut,
@@ -277,38 +276,6 @@ def test_a_call_that_is_dropped_ends_its_connection(echo: Echo) -> None:
 
 
 # --- waits
-
-
-def test_a_call_is_cancelled_before_its_first_byte() -> None:
-    server = DataServer("127.0.0.1", 0)
-    client = DataClient("127.0.0.1", server.port)
-    client.connect(SOON_S)
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(client.call, HEADER, b"", 600.0)
-        call = server.next(SOON_S)  # Kept: a call that is dropped ends its connection.
-        assert call is not None
-        client.cancel()
-        with pytest.raises(StreamCancelled):
-            waiting.result(SOON_S)
-    server.stop()
-
-
-def test_connecting_is_cancelled_and_has_a_deadline() -> None:
-    with socket.socket() as deaf, socket.socket() as filler:
-        deaf.bind(("127.0.0.1", 0))
-        deaf.listen(0)  # One connection waits in its queue; the kernel drops what further ones send.
-        filler.connect(deaf.getsockname())
-        with pytest.raises(StreamTimedOut):
-            DataClient("127.0.0.1", deaf.getsockname()[1]).connect(0.2)
-        client = DataClient("127.0.0.1", deaf.getsockname()[1])
-        with ThreadPoolExecutor(1) as threads:
-            waiting = threads.submit(client.connect, 600.0)
-            time.sleep(0.1)
-            client.cancel()
-            with pytest.raises(StreamError):
-                waiting.result(SOON_S)
-        with pytest.raises(StreamCancelled):
-            client.connect(SOON_S)
 
 
 def test_what_does_not_answer_or_exist_is_told() -> None:

@@ -229,6 +229,5 @@ class CallsUnderWay:
             with self._lock:
                 held = ((call, each) for call, each in self._calls.items() if each.caller == hoarder)
                 call, each = next(held, (None, None))
-            if call is not None and each is not None and now - each.since > _UNREAD_S:
-                call.cancel()
+            if call is not None and each is not None and now - each.since > _UNREAD_S and call.cancel():
                 self._tell(call, f"a reply was not read for {_UNREAD_S:g} s, and other callers wait")
