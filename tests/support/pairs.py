@@ -1,8 +1,9 @@
 """Covering arrays of pairs: the few cases of a test matrix that show every pair of values together.
 
-Most faults need one value or two at a time (Kuhn, Wallace and Gallo, "Software fault interactions and implications
-for software testing", 2004). A module with ``pytestmark = pytest.mark.pairs`` is a matrix of its test functions and
-their parameters. The fast tier runs a covering array of it, chosen by the commit; all other cases are ``slow``.
+Most faults show with one value or with two together (Kuhn, Wallace and Gallo, "Software fault interactions
+and implications for software testing", 2004). The tests of a module with ``pytestmark = pytest.mark.pairs``
+are a matrix: test functions by parameters. The fast tier runs a covering array of it, chosen by the commit;
+all other cases are ``slow``.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ SEED_VARIABLE = "PAIRS_SEED"
 
 def commit() -> str:
     """Return the first digits of the commit that is tested, or "none" outside a checkout."""
-    command = ["git", "rev-parse", "--short=12", "HEAD"]
+    command, folder = ["git", "rev-parse", "--short=12", "HEAD"], Path(__file__).parent
     try:
-        found = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+        found = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         return "none"
     return found.stdout.strip() or "none"
@@ -35,7 +36,7 @@ def commit() -> str:
 def covering(cases: Sequence[Mapping[str, Hashable]], seed: str) -> set[int]:
     """Return the indices of few cases in which every pair of values occurs that occurs in ``cases``.
 
-    A case has a value by factor. Greedy: takes the case that adds most pairs; ``seed`` decides between equals.
+    A case maps factors to values. Greedy: takes the case that adds most pairs; ``seed`` decides between equals.
     """
     missing = [set(combinations(sorted(case.items(), key=_factor), 2)) for case in cases]
     order = list(range(len(cases)))
