@@ -36,7 +36,7 @@ def commit() -> str:
 def covering(cases: Sequence[Mapping[str, Hashable]], seed: str) -> set[int]:
     """Return the indices of few cases in which every pair of values occurs that occurs in ``cases``.
 
-    A case maps factors to values. Greedy: takes the case that adds most pairs; ``seed`` decides between equals.
+    A case maps factors to values. Greedy: takes the case that adds most pairs; ``seed`` decides ties.
     """
     missing = [set(combinations(sorted(case.items(), key=_factor), 2)) for case in cases]
     order = list(range(len(cases)))
