@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import zlib
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.leftovers import Leftovers
+from tests.support.pairs import SEED_VARIABLE, commit, mark_all_but_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,6 +24,12 @@ def pytest_configure() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Processes that run tests inherit the environment, and so choose the same cases.
+    os.environ.setdefault(SEED_VARIABLE, commit())
+
+
+def pytest_report_header() -> str:
+    return f"pairs: {SEED_VARIABLE}={os.environ[SEED_VARIABLE]} repeats the choice of cases from matrices"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,8 +40,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)  # Before ``-m`` reads the markers.
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is in other slices than that of ``--slice``."""
+    """Mark the cases outside covering arrays as slow. Leave out the slices that ``--slice`` does not name."""
+    if providers := sys.modules.get("hypothesis.internal.conjecture.providers"):
+        # Hypothesis would search all modules of this project for constants: 5 s of CPU in each test process.
+        providers.is_local_module_file = lambda _: False  # type: ignore[attr-defined]
+    mark_all_but_pairs(items, os.environ[SEED_VARIABLE])
     if given := config.getoption("--slice"):
         wanted, slices = map(int, given.split("/"))
         others = [each for each in items if zlib.crc32(_function(each)) % slices != wanted]

@@ -39,6 +39,7 @@ Kind: TypeAlias = SourceKind | RemoteKind
 KINDS: list[Kind] = [*WORKER_KINDS, *REMOTE_KINDS]
 
 pytestmark = [
+    pytest.mark.pairs,
     pytest.mark.usefixtures("no_leftovers"),
     # Forking a process with threads (those of torch) is what somebody who asks for fork gets.
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning"),

@@ -24,6 +24,8 @@ from tests.support.pyg_graphs import heterogeneous, homogeneous, same_batch
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.pairs
+
 Direction = Literal["in", "out"]
 
 

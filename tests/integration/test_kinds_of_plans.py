@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.pairs
+
 BUYS = ("user", "buys", "item")
 HALVED = "tests.support.user_samplers:Halved"
 OPTIONS: dict[str, Any] = {"batch_size": 60, "shuffle": True, "seed": 5, "device": "cpu", "timeout": 60.0}

@@ -194,6 +194,12 @@ class RemoteKind:
         kind = f"{self.servers}-{self.transport}-{self.rows}"
         return kind if self.plan == "nodes" else f"{kind}-{self.plan}"
 
+    @property
+    def factors(self) -> dict[str, str]:
+        """The factors of a matrix that a kind stands for."""
+        processes = "several" if self.servers > 1 else "1"
+        return {"source": f"{self.transport}-{self.rows}", "processes": processes, "plan": self.plan}
+
     def open(self, faults: FaultPlan | None = None, **options: Any) -> BatchSource:
         """Open a source over the small graph. ``options`` are of ``WorkerOptions``."""
         assert self.small is not None

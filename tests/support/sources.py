@@ -130,6 +130,15 @@ class SourceKind:
         kind = f"{self.workers}-{self.method}" if self.workers else "inline"
         return kind if self.plan == "nodes" else f"{kind}-{self.plan}"
 
+    @property
+    def factors(self) -> dict[str, str]:
+        """The factors of a matrix that a kind stands for."""
+        return {
+            "source": self.method if self.workers else "inline",
+            "processes": "several" if self.workers > 1 else str(self.workers),
+            "plan": self.plan,
+        }
+
     def open(self, faults: FaultPlan | None = None, **options: Any) -> BatchSource:
         """Open a source over the small graph. ``options`` are of ``WorkerOptions``."""
         plan, schedule = PLANS[self.plan], small_schedule(self.plan)

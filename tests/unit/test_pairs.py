@@ -1,0 +1,40 @@
+"""The choice of cases in which every pair of values occurs."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+
+import pytest
+
+from tests.support.pairs import covering
+
+Case = dict[str, str]
+WHOLE = [
+    dict(zip(("kind", "mode", "transport", "reader"), values, strict=True))
+    for values in product("abcdef", "uvw", "xy", "12345")
+]
+WITH_GAPS = [case for case in WHOLE if case["mode"] != "u" or case["transport"] == "x"]
+
+
+def pairs_of(cases: list[Case]) -> set[tuple[tuple[str, str], ...]]:
+    return {pair for case in cases for pair in combinations(sorted(case.items()), 2)}
+
+
+@pytest.mark.parametrize("cases", [WHOLE, WITH_GAPS, [*WHOLE, {"kind": "a", "other": "z"}]])
+@pytest.mark.parametrize("seed", ["", "3f2a", "none"])
+def test_every_pair_that_occurs_is_chosen(cases: list[Case], seed: str) -> None:
+    chosen = covering(cases, seed)
+    assert pairs_of([cases[index] for index in chosen]) == pairs_of(cases)
+
+
+def test_few_cases_are_enough() -> None:
+    assert 30 <= len(covering(WHOLE, "1")) <= 45  # Of 180; six kinds with five readers need thirty.
+
+
+def test_a_seed_repeats_a_choice_and_another_makes_another() -> None:
+    assert covering(WHOLE, "1") == covering(WHOLE, "1")
+    assert len({frozenset(covering(WHOLE, str(seed))) for seed in range(5)}) > 1
+
+
+def test_all_cases_are_chosen_by_some_seed() -> None:
+    assert len(set[int]().union(*(covering(WHOLE, str(seed)) for seed in range(60)))) == len(WHOLE)
