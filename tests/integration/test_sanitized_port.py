@@ -1,4 +1,4 @@
-"""The data port as a program of its own, under sanitizers: hostile bytes, traffic of many threads, and faults."""
+"""The data port as a program of its own, under sanitizers: hostile bytes, many threads, and faults."""
 
 from __future__ import annotations
 
