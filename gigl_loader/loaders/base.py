@@ -32,8 +32,8 @@ from gigl_loader.loaders.dataset import Dataset, check_dataset
 from gigl_loader.loaders.dequantize import dequantizing
 from gigl_loader.loaders.inputs import SeedNodes, read_seed_nodes, read_seed_weights, seed_draw, timed_input
 from gigl_loader.loaders.placement import Placement, PlacementOptions
-from gigl_loader.loaders.state import Epochs, Place, Progress, describe_run, read_state, state_of
-from gigl_loader.loaders.stream import BatchPipeline, FrameStream
+from gigl_loader.loaders.state import Epochs, Place, describe_run, read_state, state_of
+from gigl_loader.loaders.stream import BatchPipeline, FrameStream, Progress
 from gigl_loader.loaders.transfer import target_device, transfer_to
 from gigl_loader.native import draws
 from gigl_loader.sampling.schedule import Schedule
@@ -120,7 +120,6 @@ class BaseDistLoader(FixedArguments):
             self.shuffle, self.drop_last = checked.shuffle, checked.drop_last
             self._pipeline = BatchPipeline(self._transfer(), checked.transform)
             self._epochs = Epochs()
-            self._delivered = 0
             self._owner = os.getpid()
             self._seeds = self.read_input()
             self._seed_weights = read_seed_weights(
@@ -216,7 +215,8 @@ class BaseDistLoader(FixedArguments):
         )
         with closing(self.dataset.open_source(request)) as source:
             source.start_epoch(epoch, 0)
-            return self._pipeline.make(source.receive(self._placement.options.timeout_s), self.collate)
+            pipeline = BatchPipeline(self._pipeline.transfer, self._options.transform)  # Not in ``stats``.
+            return pipeline.make(source.receive(self._placement.options.timeout_s), self.collate)
 
     @property
     def epoch(self) -> int:
@@ -277,7 +277,7 @@ class BaseDistLoader(FixedArguments):
             **self._frames.source_stats(),
             **seconds,
             "seconds_waiting": self._frames.seconds_waiting,
-            "batches": self._delivered,
+            "batches": self._pipeline.batches,
         }
 
     def shutdown(self) -> None:
@@ -445,7 +445,6 @@ class BaseDistLoader(FixedArguments):
             self._frames.lose_place()
             raise
         progress.give(frame.batch)
-        self._delivered += 1
         return batch
 
     def _check_usable(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gigl_loader.graph.schema import type_name
+from gigl_loader.loaders.stream import Progress
 from gigl_loader.native import draws
 
 if TYPE_CHECKING:
@@ -19,44 +20,6 @@ if TYPE_CHECKING:
 _FORMAT = 1
 """Version of a loader's state. Raised when the meaning of a field changes."""
 _FIRST_DRAWS = 1  # Draw specification of states that name none: they are older than the second one.
-
-
-@dataclass(slots=True, kw_only=True)
-class Progress:
-    """Which batches of an epoch the user was given.
-
-    Batches may come out of order and one may fail, so what was given is a prefix and some beyond it.
-    """
-
-    epoch: int
-    first: int = 0
-    """Every batch before this one was given."""
-    ahead: set[int] = field(default_factory=set)
-    """Batches given beyond ``first``; empty when all come, and in order."""
-    ended: bool = False
-    """The user was told that the epoch is over."""
-    loaded: bool = False
-    """Put back by ``load_state_dict``."""
-
-    @property
-    def is_under_way(self) -> bool:
-        """Whether the user was given some batch of the epoch."""
-        return bool(self.first or self.ahead)
-
-    def lacks(self, batch: int) -> bool:
-        return batch >= self.first and batch not in self.ahead
-
-    def give(self, batch: int) -> None:
-        """Count a batch as given."""
-        self.ahead.add(batch)
-        while self.first in self.ahead:
-            self.ahead.remove(self.first)
-            self.first += 1
-
-    @property
-    def next(self) -> tuple[int, int, list[int]]:
-        """Epoch, first batch not given, batches given beyond it. An ended epoch is the start of the next."""
-        return (self.epoch + 1, 0, []) if self.ended else (self.epoch, self.first, sorted(self.ahead))
 
 
 @dataclass(slots=True, eq=False)

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 import weakref
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gigl_loader.errors import SamplingError, StorageUnavailable, WorkerDied
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gigl_loader.channel.frame import Frame
-    from gigl_loader.loaders.state import Progress
     from gigl_loader.loaders.transfer import FrameTensors, Transfer
     from gigl_loader.sampling.source import BatchSource
 
@@ -32,6 +32,8 @@ class BatchPipeline:
         self._transform = transform
         self.seconds = dict.fromkeys(_STEPS, 0.0)
         """Spent in each step."""
+        self.batches = 0
+        """Batches made."""
 
     def make(self, frame: Frame, collate: Callable[[FrameTensors], Any]) -> Any:
         """Return the batch of a frame."""
@@ -45,7 +47,46 @@ class BatchPipeline:
         times.append(time.perf_counter())
         for step, (begin, end) in zip(_STEPS, itertools.pairwise(times), strict=True):
             self.seconds[step] += end - begin
+        self.batches += 1
         return batch
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """Which batches of an epoch the user was given.
+
+    Batches may come out of order and one may fail, so what was given is a prefix and some beyond it.
+    """
+
+    epoch: int
+    first: int = 0
+    """Every batch before this one was given."""
+    ahead: set[int] = field(default_factory=set)
+    """Batches given beyond ``first``; empty when all come, and in order."""
+    ended: bool = False
+    """The user was told that the epoch is over."""
+    loaded: bool = False
+    """Put back by ``load_state_dict``."""
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the user was given some batch of the epoch."""
+        return bool(self.first or self.ahead)
+
+    def lacks(self, batch: int) -> bool:
+        return batch >= self.first and batch not in self.ahead
+
+    def give(self, batch: int) -> None:
+        """Count a batch as given."""
+        self.ahead.add(batch)
+        while self.first in self.ahead:
+            self.ahead.remove(self.first)
+            self.first += 1
+
+    @property
+    def next(self) -> tuple[int, int, list[int]]:
+        """Epoch, first batch not given, batches given beyond it. An ended epoch is the start of the next."""
+        return (self.epoch + 1, 0, []) if self.ended else (self.epoch, self.first, sorted(self.ahead))
 
 
 class FrameStream:
