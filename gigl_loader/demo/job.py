@@ -17,7 +17,7 @@ from gigl_loader.demo.datasets import Demonstration, default_dataset, load_demon
 from gigl_loader.demo.tasks import LinkTask, NodeTask
 from gigl_loader.demo.training import EpochReport, Loader, Task, evaluate, train
 from gigl_loader.graph.schema import GraphSchema
-from gigl_loader.loaders.arguments import target_device
+from gigl_loader.loaders.transfer import target_device
 from gigl_loader.partition import build_graph
 from gigl_loader.partition.job import Progress
 

@@ -10,17 +10,12 @@ import numpy as np
 import torch
 from typing_extensions import Unpack
 
-from gigl_loader.loaders.arguments import (
-    LoaderOptions,
-    flag,
-    khop_arguments,
-    sampler_arguments,
-    whole_number,
-)
-from gigl_loader.loaders.base import BaseDistLoader, Dataset
+from gigl_loader.loaders.arguments import LoaderOptions, flag
+from gigl_loader.loaders.base import BaseDistLoader
 from gigl_loader.loaders.collate import Collator, seed_index
 from gigl_loader.loaders.inputs import SeedNodes, known_edge_type, read_seed_nodes, timed_seeds
-from gigl_loader.options import EdgeType
+from gigl_loader.loaders.neighbor import khop_arguments, sampler_arguments
+from gigl_loader.options import EdgeType, whole_number
 from gigl_loader.sampling.khop import KHop
 from gigl_loader.sampling.plan import BatchPlan, SamplerOptions
 from gigl_loader.sampling.plans.ablp import (
@@ -36,6 +31,7 @@ if TYPE_CHECKING:
     from torch_geometric.sampler.base import SubgraphType
 
     from gigl_loader.graph.schema import LabelSign
+    from gigl_loader.loaders.dataset import Dataset
     from gigl_loader.loaders.neighbor import InputNodes
     from gigl_loader.loaders.transfer import FrameTensors
 
@@ -110,7 +106,7 @@ class DistABLPLoader(BaseDistLoader):
         ``sampler_options``
             ``KHopNeighborSamplerOptions()`` or ``LaborSamplerOptions()``: anchors have neighbourhoods only.
         ``options``
-            Those of :class:`BaseDistLoader`. ``batch_size`` counts anchors.
+            Those of :class:`LoaderOptions`. ``batch_size`` counts anchors.
         """
         self._input_nodes = input_nodes
         self._supervision = supervision_edge_type

@@ -1,5 +1,7 @@
-"""A loader's arguments: their names, and a function per kind that returns a checked value or says
-which rule is broken.
+"""Arguments of a loader: their names, defaults, meaning and checks.
+
+A function for each kind of argument returns the checked value, or raises ``ValueError`` or ``TypeError`` with
+the rule that is broken.
 """
 
 from __future__ import annotations
@@ -8,51 +10,23 @@ import difflib
 import inspect
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 import torch
-from typing_extensions import TypedDict, Unpack
+from typing_extensions import TypedDict
 
 from gigl_loader.graph.column_names import check_column_names
 from gigl_loader.graph.schema import EdgeType, NodeType
 from gigl_loader.loaders.dequantize import value_dtype
 from gigl_loader.options import START_METHODS, StoreOptions, WorkerOptions, byte_count, whole_number
-from gigl_loader.sampling.khop import SUBGRAPH_TYPES
-from gigl_loader.sampling.plan import ColumnPlan, SamplerArguments
-from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions, LaborSamplerOptions
+from gigl_loader.sampling.plan import ColumnPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gigl_loader.graph.schema import GraphSchema
-    from gigl_loader.sampling.plan import SamplerOptions
     from gigl_loader.shared import SharedTensors
-
-__all__ = [
-    "CheckedOptions",
-    "EdgeColumns",
-    "LoaderOptions",
-    "NodeColumns",
-    "byte_count",
-    "check_other_arguments",
-    "check_sampler_options",
-    "flag",
-    "full_signature",
-    "khop_arguments",
-    "optional_callable",
-    "read_columns",
-    "run_seed",
-    "sampler_arguments",
-    "seconds",
-    "sharding",
-    "start_gap",
-    "start_method",
-    "target_device",
-    "whole_epoch",
-    "whole_number",
-    "worker_options",
-]
 
 NodeColumns: TypeAlias = "Sequence[str] | Mapping[NodeType, Sequence[str]] | None"
 EdgeColumns: TypeAlias = "Sequence[str] | Mapping[EdgeType, Sequence[str]] | None"
@@ -116,13 +90,121 @@ def _listed(names: Any) -> str:
     return ", ".join(map(repr, sorted(names))) or "none"
 
 
+class LoaderOptions(TypedDict, total=False):
+    """Keyword arguments of every loader, for the ``**options`` of a subclass.
+
+    Options of sampling processes (``worker_concurrency``, ``multiprocessing_context``,
+    ``max_worker_restarts``) have no effect with a graph store, so that a script may go from one kind of
+    dataset to the other. Those that only a graph store has are refused elsewhere.
+
+    ``persistent_workers``, ``pin_memory``, ``is_sorted`` and ``filter_per_worker`` are accepted and have no
+    effect: workers always persist, frames are always pinned for CUDA. ``TypeError`` for any other name,
+    with what to use instead.
+    """
+
+    batch_size: int
+    """Seeds per batch, by default 1."""
+    shuffle: bool
+    """A new order of the seeds each epoch."""
+    drop_last: bool
+    """Leave out a last batch that is short."""
+    seed: int | None
+    """Run seed. Random (the same on all ranks), and logged, when ``None``."""
+    num_workers: int
+    """Sampling processes, by default 1. 0 samples in this process, when the batch is requested. Graph store:
+    this loader's share of the servers' threads; 0 requests a batch when it is needed."""
+    worker_concurrency: int
+    """Batches in flight per sampling process, by default 4. Fewer, but two, of batches larger than a slot of
+    the ring."""
+    channel_size: int | str
+    """Address space for batches in flight, in bytes or as ``"4GB"`` (default). Memory is used on demand."""
+    prefetch_size: int | None
+    """Graph store: batches in flight per server, by default 4."""
+    worker_key: str | None
+    """Graph store: loaders of equal keys share one producer, which must be the same. By default, the loaders
+    of one name on all ranks have one key."""
+    max_concurrent_producer_inits: int | None
+    """Graph store: how many ranks create producers at the same time, by default any number."""
+    seed_weights: SharedTensors | torch.Tensor | None
+    """Draw the seeds of each batch with replacement, in proportion to weights that may change while batches
+    are made: shared tensors, one of which is named ``weight``, one float32 or float64 for each entry of the
+    input. A plain tensor is copied and never changes. Not together with ``shuffle``."""
+    node_columns: NodeColumns
+    """Columns that batches carry: names, for every type that has them, or lists of names by type, where types
+    that are left out keep all. ``[]`` for none. By default, all. Other columns are neither read nor sent."""
+    edge_columns: EdgeColumns
+    """The same for columns of edges."""
+    sharding: str | None
+    """How the ranks of a process group share the input, which every rank passes whole: ``"batches"`` (the
+    default there) gives each a share, ``"none"`` gives this rank all of it, whatever other ranks do."""
+    even_batches: bool
+    """Ranks get equally many batches, also where fewer seeds remain than there are ranks: ranks without a
+    seed then repeat one each. False gives them one batch less."""
+    device: torch.device | str | int | None
+    """Where batches go: by default this rank's CUDA device if there is one, else the CPU."""
+    pin_memory_device: torch.device | str | int | None
+    """Alias of ``device``."""
+    non_blocking_transfers: bool
+    """Copy to CUDA on a side stream while the trainer computes. The default."""
+    dequantize_to: torch.dtype
+    """Dtype of quantised columns in batches: float32 (the default), float16, bfloat16 or float64. Values are
+    computed on the device, as float32, and converted."""
+    process_start_gap_seconds: float | None
+    """Seconds between the starts of local ranks. ``None``: each starts its sampling processes when those of
+    another are up. No effect with one rank on a host. Graph store: seconds between the starts of ranks that
+    create producers, where their number at the same time is limited."""
+    multiprocessing_context: str
+    """``"spawn"`` (the default: fresh interpreters without torch), ``"forkserver"`` or ``"fork"``."""
+    timeout: float
+    """Seconds that any wait may take before ``TimeoutError``, by default 300."""
+    transform: Callable[[Any], Any] | None
+    """Called on every batch in this process, on the target device; its result is the batch."""
+    in_order: bool
+    """False hands out batches as they become ready."""
+    max_worker_restarts: int
+    """How many sampling processes that died are replaced before ``WorkerDied``, by default 2."""
+    name: str | None
+    """Of this loader, in messages. Ranks that share an input find each other's loaders by it."""
+
+
+DEFAULTS: LoaderOptions = {
+    "batch_size": 1,
+    "shuffle": False,
+    "drop_last": False,
+    "seed": None,
+    "num_workers": 1,
+    "worker_concurrency": 4,
+    "channel_size": "4GB",
+    "prefetch_size": None,
+    "worker_key": None,
+    "max_concurrent_producer_inits": None,
+    "seed_weights": None,
+    "node_columns": None,
+    "edge_columns": None,
+    "sharding": None,
+    "even_batches": True,
+    "device": None,
+    "pin_memory_device": None,
+    "non_blocking_transfers": True,
+    "dequantize_to": torch.float32,
+    "process_start_gap_seconds": None,
+    "multiprocessing_context": "spawn",
+    "timeout": 300.0,
+    "transform": None,
+    "in_order": True,
+    "max_worker_restarts": 2,
+    "name": None,
+}
+"""Every option, in the order of the signature."""
+
+
 _WITHOUT_EFFECT = ("persistent_workers", "pin_memory", "is_sorted", "filter_per_worker")
 """No batch depends on them: accepted with any value."""
 
-_DEFAULTS: dict[str, Any] = {
+_DEFAULTS_ELSEWHERE: dict[str, Any] = {
     "directed": True,
 }
-"""Defaults that are not ``None``. The default of any other argument of theirs is accepted, too."""
+"""Defaults in other libraries that are not ``None``. The default of any other argument is accepted, too."""
 
 _IN_PLACE = (
     "pass the seeds as input_nodes, which ranks share by themselves; seed_weights= draws them by weight"
@@ -153,20 +235,26 @@ _INSTEAD = {
 }
 
 
-def check_other_arguments(cls: type, others: Mapping[str, Any]) -> None:
-    """Accept what changes nothing in a loader of class ``cls``.
+def with_defaults(cls: type, options: Mapping[str, Any]) -> LoaderOptions:
+    """Return the options that a loader of class ``cls`` was given, and the defaults of all other options.
 
-    ``TypeError`` names the class and an argument that it does not have, with what to use instead.
+    ``TypeError`` names the class and an argument that it does not have, with what to use instead. Arguments
+    of other libraries' loaders that change nothing are accepted and left out.
     """
-    for name, value in others.items():
+    known: Any = {**DEFAULTS, **options}
+    for name in options:
+        if name in DEFAULTS:
+            continue
+        value = known.pop(name)
         if name in _WITHOUT_EFFECT or (name in _INSTEAD and _is_default(name, value)):
             continue
         remedy = _INSTEAD.get(name) or _suggestion(name, list(inspect.signature(cls).parameters))
         raise TypeError(f"{cls.__name__}() has no argument {name!r}: {remedy}")
+    return known  # type: ignore[no-any-return]
 
 
 def _is_default(name: str, value: Any) -> bool:
-    return bool(value == _DEFAULTS[name]) if name in _DEFAULTS else value is None
+    return bool(value == _DEFAULTS_ELSEWHERE[name]) if name in _DEFAULTS_ELSEWHERE else value is None
 
 
 def _suggestion(name: str, known: list[str]) -> str:
@@ -174,40 +262,9 @@ def _suggestion(name: str, known: list[str]) -> str:
     return f"did you mean {close[0]}?" if close else f"it has {', '.join(known)}"
 
 
-class LoaderOptions(TypedDict, total=False):
-    """The keyword arguments of every loader, for the ``**options`` of a subclass."""
-
-    batch_size: int
-    shuffle: bool
-    drop_last: bool
-    seed: int | None
-    num_workers: int
-    worker_concurrency: int
-    channel_size: int | str
-    prefetch_size: int | None
-    worker_key: str | None
-    max_concurrent_producer_inits: int | None
-    seed_weights: SharedTensors | torch.Tensor | None
-    node_columns: NodeColumns
-    edge_columns: EdgeColumns
-    sharding: str | None
-    even_batches: bool
-    device: torch.device | str | int | None
-    pin_memory_device: torch.device | str | int | None
-    non_blocking_transfers: bool
-    dequantize_to: torch.dtype
-    process_start_gap_seconds: float | None
-    multiprocessing_context: str
-    timeout: float
-    transform: Callable[[Any], Any] | None
-    in_order: bool
-    max_worker_restarts: int
-    name: str | None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedOptions:
-    """The options of a loader, checked, but for those of its place among the ranks (``PlacementOptions``)."""
+    """Checked options of a loader, except for its place among the ranks (``PlacementOptions``)."""
 
     batch_size: int
     shuffle: bool
@@ -225,112 +282,92 @@ class CheckedOptions:
     transform: Callable[[Any], Any] | None
 
     @classmethod
-    def read(cls, **options: Unpack[LoaderOptions]) -> CheckedOptions:
-        """Return a user's options. ``ValueError`` and ``TypeError`` name option, value and rule."""
-        flag("even_batches", options["even_batches"])
+    def read(cls, given: LoaderOptions) -> CheckedOptions:
+        """Check ``given``, which has every option. Errors name option, value and rule."""
+        flag("even_batches", given["even_batches"])
         store = StoreOptions(
-            prefetch_size=options["prefetch_size"],
-            worker_key=options["worker_key"],
-            max_producer_inits=options["max_concurrent_producer_inits"],
+            prefetch_size=given["prefetch_size"],
+            worker_key=given["worker_key"],
+            max_producer_inits=given["max_concurrent_producer_inits"],
         )
-        num_workers = whole_number("num_workers", options["num_workers"], minimum=0)
+        gap, transform = given["process_start_gap_seconds"], given["transform"]
+        num_workers = whole_number("num_workers", given["num_workers"], minimum=0)
+        if transform is not None and not callable(transform):
+            raise TypeError(f"transform must be callable, got {transform!r}")
         return cls(
             store=store,
-            start_gap_s=start_gap(options["process_start_gap_seconds"]),
-            batch_size=whole_number("batch_size", options["batch_size"], minimum=1),
-            shuffle=flag("shuffle", options["shuffle"]),
-            drop_last=flag("drop_last", options["drop_last"]),
+            start_gap_s=None if gap is None else seconds("process_start_gap_seconds", gap),
+            batch_size=whole_number("batch_size", given["batch_size"], minimum=1),
+            shuffle=flag("shuffle", given["shuffle"]),
+            drop_last=flag("drop_last", given["drop_last"]),
             num_workers=num_workers,
-            workers=worker_options(
-                num_workers=num_workers,
-                worker_concurrency=options["worker_concurrency"],
-                channel_size=options["channel_size"],
-                in_order=options["in_order"],
-                max_worker_restarts=options["max_worker_restarts"],
-                multiprocessing_context=options["multiprocessing_context"],
+            # Checked also where there are no sampling processes.
+            workers=WorkerOptions(
+                num_workers=max(num_workers, 1),
+                worker_concurrency=whole_number("worker_concurrency", given["worker_concurrency"], minimum=1),
+                channel_bytes=byte_count("channel_size", given["channel_size"]),
+                in_order=flag("in_order", given["in_order"]),
+                max_worker_restarts=whole_number(
+                    "max_worker_restarts", given["max_worker_restarts"], minimum=0
+                ),
+                start_method=start_method(given["multiprocessing_context"], num_workers=num_workers),
             ),
-            device=options["device"],
-            pin_memory_device=options["pin_memory_device"],
-            non_blocking_transfers=flag("non_blocking_transfers", options["non_blocking_transfers"]),
-            dequantize_to=value_dtype(options["dequantize_to"]),
-            transform=optional_callable("transform", options["transform"]),
-            seed=run_seed(options["seed"]),
+            device=given["device"],
+            pin_memory_device=given["pin_memory_device"],
+            non_blocking_transfers=flag("non_blocking_transfers", given["non_blocking_transfers"]),
+            dequantize_to=value_dtype(given["dequantize_to"]),
+            transform=transform,
+            seed=run_seed(given["seed"]),
         )
+
+
+class FixedArguments:
+    """Base of the loaders: their full signatures, and the refusal to assign what was settled at construction.
+
+    Names of a subclass's own, which are no arguments, may be assigned.
+    """
+
+    name: str
+    _arguments: ClassVar[frozenset[str]] = frozenset()
+    """Names of the arguments of the constructor, and of those of its bases."""
+    _settled: ClassVar[frozenset[str]] = frozenset()
+    """Attributes that follow from the arguments."""
+    _is_built = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Show the arguments behind a subclass's ``**options`` in its signature."""
+        super().__init_subclass__(**kwargs)
+        if FixedArguments in cls.__bases__:
+            cls._settled = frozenset(cls.__annotations__)
+        signature = full_signature(cls)
+        cls.__signature__ = signature  # type: ignore[attr-defined]
+        cls._arguments |= frozenset(signature.parameters)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse, with ``AttributeError``, what was settled at construction."""
+        if self._is_built and self._is_settled(name):
+            remedy = f"shut this loader down and build another, {type(self).__name__}(..., {name}=...)"
+            if name not in self._arguments:
+                remedy = "it follows from the arguments of the loader"
+            raise AttributeError(f"{self.name}: {name} is fixed at construction: {remedy}")
+        super().__setattr__(name, value)
+
+    def _is_settled(self, name: str) -> bool:
+        """Whether a name is an argument of the loader, or follows from its arguments."""
+        if name.startswith("_"):
+            return False
+        if name in self._settled or name in DEFAULTS:
+            return True
+        # A subclass may keep an argument of its own after the base is built, but only once.
+        kept = vars(self)
+        is_kept = name in kept or f"_{name}" in kept or hasattr(kept.get("_sampling"), name)
+        return is_kept and name in self._arguments
 
 
 def flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return value
-
-
-def check_sampler_options(value: Any) -> SamplerOptions:
-    """Return the options of a kind of sampler."""
-    if isinstance(value, type) or not callable(getattr(value, "plan", None)):
-        raise TypeError(
-            "sampler_options must be options of a kind of sampler, such as KHopNeighborSamplerOptions() or "
-            f"CustomSamplerOptions(...), got {value!r}"
-        )
-    return value  # type: ignore[no-any-return]
-
-
-def sampler_arguments(
-    num_neighbors: Any,
-    *,
-    replace: Any,
-    with_edge: Any,
-    weight_attr: Any,
-    disjoint: Any,
-    time_attr: Any = None,
-    temporal_strategy: Any = "uniform",
-    with_times: bool = False,
-    subgraph_type: Any = "directional",
-) -> SamplerArguments:
-    """Return the arguments that say how neighbours are drawn; sampler options check the rest of them."""
-    if with_times and time_attr is None:
-        raise ValueError("input_time has no meaning without time_attr, the column that it bounds")
-    return SamplerArguments(
-        num_neighbors=num_neighbors,
-        replace=flag("replace", replace),
-        with_edge=None if with_edge is None else flag("with_edge", with_edge),
-        weight_attr=weight_attr,
-        disjoint=flag("disjoint", disjoint),
-        time_attr=time_attr,
-        last=_is_last(temporal_strategy, time_attr),
-        with_times=with_times,
-        subgraph_type=_subgraph_type(subgraph_type),
-    )
-
-
-def _is_last(strategy: Any, time_attr: Any) -> bool:
-    if strategy not in ("uniform", "last"):
-        raise ValueError(f"temporal_strategy must be 'uniform' or 'last', got {strategy!r}")
-    if strategy == "last" and time_attr is None:
-        raise ValueError("temporal_strategy 'last' needs time_attr, the column that says what is last")
-    return bool(strategy == "last")
-
-
-def _subgraph_type(value: Any) -> str:
-    """Return the name of a type of subgraphs, also of a ``SubgraphType`` of PyG."""
-    name = getattr(value, "value", value)
-    if not isinstance(name, str) or name not in SUBGRAPH_TYPES:
-        raise ValueError(f"subgraph_type must be one of {', '.join(SUBGRAPH_TYPES)}, got {value!r:.200}")
-    return name
-
-
-def khop_arguments(arguments: SamplerArguments, options: Any, what: str) -> SamplerArguments:
-    """Return the arguments with what the sampler options say of hops.
-
-    ``ValueError`` for options of a sampler that only nodes are sampled by.
-    """
-    if isinstance(check_sampler_options(options), LaborSamplerOptions):
-        return replace(arguments, labor=True)
-    if not isinstance(options, KHopNeighborSamplerOptions):
-        raise ValueError(
-            f"{options!r} samples around nodes: {what} need KHopNeighborSamplerOptions() or "
-            "LaborSamplerOptions()"
-        )
-    return arguments
 
 
 def seconds(name: str, value: Any, *, above_zero: bool = False) -> float:
@@ -369,30 +406,6 @@ def sharding(value: Any, *, many_ranks: bool) -> str:
     return str(value)
 
 
-def start_gap(value: Any) -> float | None:
-    return None if value is None else seconds("process_start_gap_seconds", value)
-
-
-def worker_options(
-    *,
-    num_workers: int,
-    worker_concurrency: Any,
-    channel_size: Any,
-    in_order: Any,
-    max_worker_restarts: Any,
-    multiprocessing_context: Any,
-) -> WorkerOptions:
-    """Return the options of sampling processes, checked also where there are none (``num_workers=0``)."""
-    return WorkerOptions(
-        num_workers=max(num_workers, 1),
-        worker_concurrency=whole_number("worker_concurrency", worker_concurrency, minimum=1),
-        channel_bytes=byte_count("channel_size", channel_size),
-        in_order=flag("in_order", in_order),
-        max_worker_restarts=whole_number("max_worker_restarts", max_worker_restarts, minimum=0),
-        start_method=start_method(multiprocessing_context, num_workers=num_workers),
-    )
-
-
 def start_method(value: Any, *, num_workers: int) -> str:
     if value not in START_METHODS:
         raise ValueError(f"multiprocessing_context must be one of {', '.join(START_METHODS)}, got {value!r}")
@@ -402,44 +415,6 @@ def start_method(value: Any, *, num_workers: int) -> str:
             "use 'spawn', or build the loader before the first use of CUDA"
         )
     return str(value)
-
-
-def optional_callable(name: str, value: Any) -> Callable[[Any], Any] | None:
-    if value is not None and not callable(value):
-        raise TypeError(f"{name} must be callable, got {value!r}")
-    return value  # type: ignore[no-any-return]
-
-
-def target_device(device: Any, alias: Any, *, local_rank: int) -> torch.device:
-    """Return the device batches go to: the one asked for, else this rank's CUDA device, else the CPU.
-
-    ``alias`` is ``pin_memory_device``, the name that GiGL gives the same argument.
-    """
-    if alias is not None:
-        if device is not None and torch.device(device) != torch.device(alias):
-            raise ValueError(f"device={device!r} and its alias pin_memory_device={alias!r} differ")
-        device = alias
-    if device is None:
-        if not torch.cuda.is_available():
-            return torch.device("cpu")
-        return torch.device("cuda", local_rank % torch.cuda.device_count())
-    return _usable(device)
-
-
-def _usable(value: Any) -> torch.device:
-    try:
-        device = torch.device(value)
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(f"device {value!r} is not a device: {str(error).splitlines()[0]}") from None
-    if device.type == "cpu":
-        return torch.device("cpu")
-    if device.type != "cuda":
-        raise ValueError(f"device must be a cpu or cuda device, got {value!r}")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    index = device.index if device.index is not None else 0
-    if index >= count:
-        raise ValueError(f"device {value!r} does not exist: this process sees {count} CUDA devices")
-    return torch.device("cuda", torch.cuda.current_device() if device.index is None else index)
 
 
 def full_signature(cls: type) -> inspect.Signature:
@@ -456,4 +431,11 @@ def full_signature(cls: type) -> inspect.Signature:
                 parameters.setdefault(parameter.name, parameter)
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in own):
             break
+    else:
+        for name, default in DEFAULTS.items():
+            kind = LoaderOptions.__annotations__[name].__forward_arg__
+            parameter = inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind
+            )
+            parameters.setdefault(name, parameter)
     return inspect.Signature([p for p in parameters.values() if p.kind is not p.VAR_KEYWORD])

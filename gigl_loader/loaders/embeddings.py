@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from gigl_loader.loaders.arguments import flag, whole_number
+from gigl_loader.loaders.arguments import flag
 from gigl_loader.loaders.base import BaseDistLoader
 from gigl_loader.loaders.embedding_files import SHARD_FORMATS, EmbeddingFolder
 from gigl_loader.loaders.inputs import SeedNodes
+from gigl_loader.options import whole_number
 from gigl_loader.sampling.request import SEED
 from gigl_loader.sampling.schedule import Shard
 
@@ -95,7 +96,7 @@ def write_embeddings(
     through, and the same call goes on after them.
     """
     _check_loader(loader)
-    loader._look_around(None)  # A process group may have appeared since the loader was built.
+    loader._follow_group(None)  # A process group may have appeared since the loader was built.
     options = _Options.read(
         loader, model, format=format, dtype=dtype, original_ids=original_ids, rows_per_shard=rows_per_shard
     )
@@ -175,7 +176,7 @@ class _Work:
     ) -> None:
         self._loader, self._folder, self._options = loader, folder, options
         self._embed = _Embedder(loader, model)
-        shard = loader._shard
+        shard = loader._placement.shard
         uneven = Shard(rank=shard.rank, world_size=shard.world_size, even_batches=False)
         self._num_batches = loader._schedule.sharded(uneven).num_batches
         """Without the one that repeats a seed so that ranks have equally many."""
@@ -388,8 +389,8 @@ def _opened(
     try:
         with EmbeddingFolder(
             path,
-            rank=loader._shard.rank,
-            world_size=loader._shard.world_size,
+            rank=loader._placement.shard.rank,
+            world_size=loader._placement.shard.world_size,
             shard_format=SHARD_FORMATS[options.format],
         ) as folder:
             mine = _told(folder, loader, options)
@@ -398,7 +399,9 @@ def _opened(
                 told_as, key = key, ""  # What fails from here on, every rank sees by itself.
                 group.publish(told_as, json.dumps(mine))
                 what = f"call write_embeddings for {path}"
-                texts = group.collect(told_as, timeout=loader._timeout, what=what, check=_check_told)
+                texts = group.collect(
+                    told_as, timeout=loader._placement.options.timeout_s, what=what, check=_check_told
+                )
                 told = [json.loads(text) for text in texts]
             state = _common_state(told, loader)
             if folder.options is None:

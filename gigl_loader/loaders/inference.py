@@ -43,7 +43,7 @@ def inference(
     ``progress_bar``
         Show one.
     ``options``
-        Those of :class:`BaseDistLoader`, such as ``batch_size`` (default 1,024) and ``num_workers``. Every
+        Those of :class:`LoaderOptions`, such as ``batch_size`` (default 1,024) and ``num_workers``. Every
         rank computes all nodes.
 
     ``ValueError`` for a model or a graph of another kind, ``TypeError`` for options on which the rows depend.

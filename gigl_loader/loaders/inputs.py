@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.arrays import Array
     from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeSchema, NodeType
+    from gigl_loader.sampling.request import InputColumn
 
 
 class NodeDirectory(Protocol):
@@ -372,6 +373,21 @@ def timed_seeds(seeds: SeedNodes, input_time: Any) -> SeedNodes:
         return seeds
     count = len(seeds.positions)
     return seeds.with_times(read_times("input_time", input_time, count=count, places=seeds.places))
+
+
+def timed_input(seeds: LoaderInput, time: Any, wanted: Iterable[InputColumn]) -> LoaderInput:
+    """Return entries that are sampled by themselves with their ``time``, where the plan wants one for each.
+
+    ``wanted``: columns of the plan's requests. ``ValueError`` where a time lacks, or has no meaning.
+    """
+    is_needed = any(column.name == TIME for column in wanted)
+    if is_needed != (time is not None):
+        rule = "is needed, as the loader has times with its input" if is_needed else "has no meaning here"
+        raise ValueError(f"time, that of each seed, {rule}")
+    if not is_needed:
+        return seeds
+    count = len(next(iter(seeds.columns.values())))
+    return seeds.with_times(read_times("time", time, count=count, places=seeds.places))
 
 
 def read_times(name: str, value: Any, *, count: int, places: Int64Array | None = None) -> Int64Array:

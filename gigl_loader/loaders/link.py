@@ -13,10 +13,11 @@ import torch
 from typing_extensions import Unpack
 
 from gigl_loader.graph.schema import EdgeType
-from gigl_loader.loaders.arguments import LoaderOptions, flag, khop_arguments, sampler_arguments
-from gigl_loader.loaders.base import BaseDistLoader, Dataset
+from gigl_loader.loaders.arguments import LoaderOptions, flag
+from gigl_loader.loaders.base import BaseDistLoader
 from gigl_loader.loaders.collate import Collator
 from gigl_loader.loaders.inputs import InputLinks, LinkDirectory, SeedLinks, read_seed_links, read_times
+from gigl_loader.loaders.neighbor import khop_arguments, sampler_arguments
 from gigl_loader.sampling.khop import KHop
 from gigl_loader.sampling.negatives import MAX_AMOUNT, Negatives, NodeWeights
 from gigl_loader.sampling.plan import BatchPlan, SamplerOptions
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from torch_geometric.sampler.base import SubgraphType
 
     from gigl_loader.graph.schema import GraphSchema, NodeType
+    from gigl_loader.loaders.dataset import Dataset
     from gigl_loader.loaders.transfer import FrameTensors
 
 
@@ -295,7 +297,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
         ``sampler_options``
             ``KHopNeighborSamplerOptions()`` or ``LaborSamplerOptions()``: only neighbourhoods go with links.
         ``options``
-            Those of :class:`BaseDistLoader`. ``batch_size`` counts links.
+            Those of :class:`LoaderOptions`. ``batch_size`` counts links.
         """
         self._edge_label_index = edge_label_index
         self._edge_label = edge_label

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,12 +12,13 @@ import torch
 from typing_extensions import Unpack
 
 from gigl_loader.graph.schema import EdgeType, NodeType
-from gigl_loader.loaders.arguments import LoaderOptions, check_sampler_options, sampler_arguments
-from gigl_loader.loaders.base import BaseDistLoader, Dataset
+from gigl_loader.loaders.arguments import LoaderOptions, flag
+from gigl_loader.loaders.base import BaseDistLoader
 from gigl_loader.loaders.collate import Collator
 from gigl_loader.loaders.inputs import SeedNodes, read_seed_nodes, timed_seeds
-from gigl_loader.sampling.plan import BatchPlan, SamplerOptions
-from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions
+from gigl_loader.sampling.khop import SUBGRAPH_TYPES
+from gigl_loader.sampling.plan import BatchPlan, SamplerArguments, SamplerOptions
+from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions, LaborSamplerOptions
 from gigl_loader.sampling.plans.ppr import PPRPlan, reached_types
 from gigl_loader.sampling.plans.walks import WalkPlan, step_types
 from gigl_loader.sampling.ppr_sampler import ppr_arrays
@@ -27,7 +29,77 @@ if TYPE_CHECKING:
     from torch_geometric.sampler.base import SubgraphType
 
     from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.loaders.dataset import Dataset
     from gigl_loader.loaders.transfer import FrameTensors
+
+
+def check_sampler_options(value: Any) -> SamplerOptions:
+    """Return the options of a kind of sampler."""
+    if isinstance(value, type) or not callable(getattr(value, "plan", None)):
+        raise TypeError(
+            "sampler_options must be options of a kind of sampler, such as KHopNeighborSamplerOptions() or "
+            f"CustomSamplerOptions(...), got {value!r}"
+        )
+    return value  # type: ignore[no-any-return]
+
+
+def sampler_arguments(
+    num_neighbors: Any,
+    *,
+    replace: Any,
+    with_edge: Any,
+    weight_attr: Any,
+    disjoint: Any,
+    time_attr: Any = None,
+    temporal_strategy: Any = "uniform",
+    with_times: bool = False,
+    subgraph_type: Any = "directional",
+) -> SamplerArguments:
+    """Return the arguments that say how neighbours are drawn; sampler options check the rest of them."""
+    if with_times and time_attr is None:
+        raise ValueError("input_time has no meaning without time_attr, the column that it bounds")
+    return SamplerArguments(
+        num_neighbors=num_neighbors,
+        replace=flag("replace", replace),
+        with_edge=None if with_edge is None else flag("with_edge", with_edge),
+        weight_attr=weight_attr,
+        disjoint=flag("disjoint", disjoint),
+        time_attr=time_attr,
+        last=_is_last(temporal_strategy, time_attr),
+        with_times=with_times,
+        subgraph_type=_subgraph_type(subgraph_type),
+    )
+
+
+def _is_last(strategy: Any, time_attr: Any) -> bool:
+    if strategy not in ("uniform", "last"):
+        raise ValueError(f"temporal_strategy must be 'uniform' or 'last', got {strategy!r}")
+    if strategy == "last" and time_attr is None:
+        raise ValueError("temporal_strategy 'last' needs time_attr, the column that says what is last")
+    return bool(strategy == "last")
+
+
+def _subgraph_type(value: Any) -> str:
+    """Return the name of a type of subgraphs, also of a ``SubgraphType`` of PyG."""
+    name = getattr(value, "value", value)
+    if not isinstance(name, str) or name not in SUBGRAPH_TYPES:
+        raise ValueError(f"subgraph_type must be one of {', '.join(SUBGRAPH_TYPES)}, got {value!r:.200}")
+    return name
+
+
+def khop_arguments(arguments: SamplerArguments, options: Any, what: str) -> SamplerArguments:
+    """Return the arguments with what the sampler options say of hops.
+
+    ``ValueError`` for options of a sampler that only nodes are sampled by.
+    """
+    if isinstance(check_sampler_options(options), LaborSamplerOptions):
+        return replace(arguments, labor=True)
+    if not isinstance(options, KHopNeighborSamplerOptions):
+        raise ValueError(
+            f"{options!r} samples around nodes: {what} need KHopNeighborSamplerOptions() or "
+            "LaborSamplerOptions()"
+        )
+    return arguments
 
 
 def attach_ppr(
@@ -130,7 +202,7 @@ class DistNeighborLoader(BaseDistLoader):
         ``sampler_options``
             Kind of sampler and its options: k-hop neighbourhoods by default.
         ``options``
-            Those of :class:`BaseDistLoader`.
+            Those of :class:`LoaderOptions`.
         """
         self._input_nodes = input_nodes
         self._sampler_options = check_sampler_options(sampler_options)

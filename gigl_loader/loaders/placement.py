@@ -8,9 +8,11 @@ on whoever comes later, and on everybody when the first epoch begins.
 from __future__ import annotations
 
 import json
+import secrets
+from collections import Counter
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gigl_loader.group import RankGroup, name_ranks
 from gigl_loader.loaders import arguments
@@ -20,6 +22,8 @@ from gigl_loader.topology import Topology
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
+
+    from gigl_loader.loaders.arguments import LoaderOptions
 
 _WHOLE_INPUT = (
     "pass the whole input on every rank, which the loader shards, "
@@ -130,7 +134,7 @@ def _short(value: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementOptions:
-    """What a user said about the ranks of one loader, checked."""
+    """Checked options of a loader that concern the ranks."""
 
     kind: str
     """Class of the loader: names it where ``name`` does not."""
@@ -142,23 +146,34 @@ class PlacementOptions:
     resolve: Callable[[float], Topology]
     """Returns the topology of this process within so many seconds."""
 
+    @classmethod
+    def read(cls, kind: str, given: LoaderOptions, resolve: Callable[[float], Topology]) -> PlacementOptions:
+        """Check the options of a loader of class ``kind``. ``given`` has every option."""
+        return cls(
+            kind=kind,
+            name=given["name"],
+            sharding=given["sharding"],
+            even_batches=given["even_batches"],
+            timeout_s=arguments.seconds("timeout", given["timeout"], above_zero=True),
+            resolve=resolve,
+        )
+
     def __post_init__(self) -> None:
         arguments.sharding(self.sharding, many_ranks=False)
         if self.name is not None and (not isinstance(self.name, str) or not self.name):
             raise ValueError(f"name must be a text that is not empty, got {self.name!r}")
 
-    def shard_now(self, placement: Placement) -> Shard:
-        """Return the share of the next epoch: in the group of now, else in that of ``placement``."""
-        group = RankGroup.current()
-        if group is None or arguments.sharding(self.sharding, many_ranks=True) == "none":
-            return placement.shard(even_batches=self.even_batches)
-        return Shard(rank=group.rank, world_size=group.world_size, even_batches=self.even_batches)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Placement:
-    """The process group that a loader was built in, and its place there."""
+    """The process group that a loader was built in, and the loader's place there."""
 
+    _count: ClassVar[Counter[str]] = Counter()
+    """Loaders without a group so far, by class: the default name is class and count."""
+
+    options: PlacementOptions
+    name: str
+    """Of the loader, in messages."""
     group: RankGroup | None
     sharding: str
     topology: Topology
@@ -166,35 +181,86 @@ class Placement:
     """With the ranks that share the input; ``None`` where none does."""
 
     @classmethod
-    def find(cls, options: PlacementOptions) -> Placement:
-        """Return the place of this process, now.
+    def find(cls, options: PlacementOptions, *, known_as: str | None = None) -> Placement:
+        """Return the place of this process, now. ``known_as``: name that the loader has had so far.
 
         Without torchrun's variables, a rank that shares its input waits until all ranks say where they run.
         """
         group = RankGroup.current(patience_s=options.timeout_s)
         sharding = arguments.sharding(options.sharding, many_ranks=group is not None)
-        # A loader that shall stand alone must not wait for others, not even to know where it stands.
+        # A loader that stands alone must not wait for other ranks, not even to know where it stands.
         alone = options.sharding == "none"
         topology = Topology.without_asking() if alone else options.resolve(options.timeout_s)
         agreement = None
         if group is not None and sharding != "none":
             agreement = RankConsistency(group, options.kind, options.name)
-        return cls(group=group, sharding=sharding, topology=topology, agreement=agreement)
+            known_as = agreement.name
+        return cls(
+            options=options,
+            name=options.name or known_as or cls._next_name(options.kind),
+            group=group,
+            sharding=sharding,
+            topology=topology,
+            agreement=agreement,
+        )
 
-    def shard(self, *, even_batches: bool) -> Shard:
-        """Return which share of the input is this rank's."""
+    @classmethod
+    def _next_name(cls, kind: str) -> str:
+        cls._count[kind] += 1
+        return f"{kind}-{cls._count[kind]}"
+
+    @property
+    def shard(self) -> Shard:
+        """This rank's share of the input."""
         if self.sharding == "none":
             return Shard()
-        topology = self.topology
-        return Shard(rank=topology.rank, world_size=topology.world_size, even_batches=even_batches)
+        return self._share(self.topology.rank, self.topology.world_size)
+
+    @property
+    def next_shard(self) -> Shard:
+        """This rank's share in the next epoch: in the process group of now, where there is one."""
+        group = RankGroup.current()
+        if group is None or arguments.sharding(self.options.sharding, many_ranks=True) == "none":
+            return self.shard
+        return self._share(group.rank, group.world_size)
+
+    def _share(self, rank: int, world_size: int) -> Shard:
+        return Shard(rank=rank, world_size=world_size, even_batches=self.options.even_batches)
+
+    def __str__(self) -> str:
+        return f"rank {self.topology.rank} of {self.topology.world_size}"
+
+    def run_seed(self, given: int | None, *, random: int | None = None) -> int:
+        """Return ``given``, else a random run seed, the same on all ranks that share the input.
+
+        It is what the first of them proposes: ``random``, or a new number.
+        """
+        if given is not None:
+            return given
+        proposed = secrets.randbits(63) if random is None else random
+        return proposed if self.agreement is None else self.agreement.run_seed(proposed)
+
+    def publish(self, made_with: Mapping[str, Any]) -> None:
+        """Tell the ranks that share the input what the loader was made with, and compare."""
+        if self.agreement is not None:
+            self.agreement.publish(made_with)
 
     def telling_failures(self) -> AbstractContextManager[None]:
         """Let ranks that share the input hear why this one cannot build its loader."""
         return nullcontext() if self.agreement is None else self.agreement.telling_failures()
 
     def has_changed(self) -> bool:
-        """Whether this process has joined, left or changed a process group since."""
+        """Whether this process has joined or changed a process group since.
+
+        ``RuntimeError`` where the group that shared the input is gone: this rank's share would pass for the
+        whole.
+        """
         current = RankGroup.current()
-        if current is None or self.group is None:
-            return current is not self.group
-        return not current.is_same(self.group)
+        if current is not None:
+            return self.group is None or not current.is_same(self.group)
+        if self.agreement is not None:
+            raise RuntimeError(
+                f"{self.name} has the share of {self}, of a process group that was destroyed since: build a "
+                "new loader"
+            )
+        return False

@@ -305,6 +305,38 @@ def _pinned(nbytes: int) -> Tensor:
     return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=nbytes > 0)
 
 
+def target_device(device: Any, alias: Any, *, local_rank: int) -> torch.device:
+    """Return the device batches go to: the one asked for, else this rank's CUDA device, else the CPU.
+
+    ``alias`` is ``pin_memory_device``, the name that GiGL gives the same argument.
+    """
+    if alias is not None:
+        if device is not None and torch.device(device) != torch.device(alias):
+            raise ValueError(f"device={device!r} and its alias pin_memory_device={alias!r} differ")
+        device = alias
+    if device is None:
+        if not torch.cuda.is_available():
+            return torch.device("cpu")
+        return torch.device("cuda", local_rank % torch.cuda.device_count())
+    return _usable(device)
+
+
+def _usable(value: Any) -> torch.device:
+    try:
+        device = torch.device(value)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device {value!r} is not a device: {str(error).splitlines()[0]}") from None
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.type != "cuda":
+        raise ValueError(f"device must be a cpu or cuda device, got {value!r}")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = device.index if device.index is not None else 0
+    if index >= count:
+        raise ValueError(f"device {value!r} does not exist: this process sees {count} CUDA devices")
+    return torch.device("cuda", torch.cuda.current_device() if device.index is None else index)
+
+
 def transfer_to(device: torch.device, *, non_blocking: bool) -> Transfer:
     """Return the way of frames to ``device``."""
     if device.type == "cpu":

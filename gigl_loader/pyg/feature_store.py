@@ -15,7 +15,7 @@ from torch_geometric.data import FeatureStore, TensorAttr
 from gigl_loader.graph.schema import HOMOGENEOUS_NODE, Column
 from gigl_loader.loaders.dequantize import Dequantizer
 from gigl_loader.pyg.dataset import NodeIndex, check_pickled, check_process, close_at_exit, edge_slots
-from gigl_loader.sampling.features import GatherRequest
+from gigl_loader.sampling.store import GatherRequest
 from gigl_loader.tensors import STORAGE_DTYPES
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from gigl_loader.loaders.collate import Collator, reversed_edge_types
 from gigl_loader.loaders.dataset import check_dataset
 from gigl_loader.loaders.inputs import known_edge_type
 from gigl_loader.loaders.link import read_negatives
+from gigl_loader.loaders.neighbor import sampler_arguments
 from gigl_loader.loaders.transfer import transfer_to
 from gigl_loader.options import StoreOptions, WorkerOptions
 from gigl_loader.pyg.dataset import NodeIndex, check_pickled, check_process, close_at_exit
@@ -255,7 +256,7 @@ class GiglSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed.
         super().__init__()
         check_dataset(dataset)
         self._dataset: Any = dataset
-        self._arguments = arguments.sampler_arguments(
+        self._arguments = sampler_arguments(
             num_neighbors, replace=replace, with_edge=with_edge, weight_attr=weight_attr, disjoint=disjoint
         )
         self._timeout_s = arguments.seconds("timeout", timeout, above_zero=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -14,7 +15,7 @@ from gigl_loader.sampling.frame_writer import FrameWriter, Sampled, StoredPlaces
 from gigl_loader.sampling.partitioned import FrontierRequest, PartitionedStore
 from gigl_loader.sampling.request import SEED
 from gigl_loader.sampling.seeds import NodeSeeder
-from gigl_loader.sampling.store import NO_BOUND, SLOT_BITS, DrawRule, Neighbors
+from gigl_loader.sampling.store import NO_BOUND, SLOT_BITS, DrawRule, NeighborRequest, Neighbors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
     from gigl_loader.graph.graph import Graph
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType, NodeType
-    from gigl_loader.sampling.features import FeatureSource
     from gigl_loader.sampling.plan import SamplerContext
     from gigl_loader.sampling.request import BatchRequest
+    from gigl_loader.sampling.store import FeatureSource
 
 _MAX_PURPOSE = 1 << 32
 
@@ -139,14 +140,17 @@ class SamplingGraph:
         targets = np.ascontiguousarray(targets, np.int64)
         shares = native.split_by_owner(targets, self._store.bounds(target_type))
         request = FrontierRequest(
-            targets=[owned for owned, _ in shares],
-            edge_type=edge_type,
-            key=batch.key,
-            hop=hop,
-            rule=DrawRule(fanout=fanout, replace=replace, weight=weight),
-            with_edge_ids=True,
-            with_slots=True,
-            max_edges=self.max_edges,
+            [owned for owned, _ in shares],
+            partial(
+                NeighborRequest,
+                edge_type=edge_type,
+                key=batch.key,
+                hop=hop,
+                rule=DrawRule(fanout=fanout, replace=replace, weight=weight),
+                with_edge_ids=True,
+                with_slots=True,
+                max_edges=self.max_edges,
+            ),
         )
         [answers] = self._store.sample([request])
         return _in_order([places for _, places in shares], answers, len(targets))

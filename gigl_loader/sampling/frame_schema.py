@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Literal
 from gigl_loader.channel.frame import MAX_HEADER_BYTES, Frame, check_number, read_failure, read_metadata
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column, type_name
-from gigl_loader.sampling.features import GatherRequest
 from gigl_loader.sampling.request import SEED_TIME
+from gigl_loader.sampling.store import GatherRequest
 from gigl_loader.tensors import ArraySpec, Layout, as_rows
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
-"""Writer of frames: lays out a sampled batch, and writes it in place, perhaps with deferred features.
+"""Writer of frames: lays out a sampled batch and writes it in place, its features gathered or deferred.
 
-In place of the features of a type, such a frame has one array that says where they lie: ``node/T/position``,
+In place of deferred features of a type, a frame has one array that says where they lie: ``node/T/position``,
 and ``edge/E/slot`` in the terms of a partitioned store (partition and place, see ``SLOT_BITS``). The receiver
 lays out the complete frame and asks the owners for the features. The result has the bytes of a frame that was
 written whole.
@@ -15,8 +15,10 @@ import numpy as np
 
 from gigl_loader.arrays import Array, Bytes, Int64Array
 from gigl_loader.errors import FormatError
+from gigl_loader.native import gather
 from gigl_loader.sampling.frame_schema import FrameCounts
 from gigl_loader.sampling.store import SLOT_BITS
+from gigl_loader.tensors import as_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -27,11 +29,11 @@ if TYPE_CHECKING:
     from gigl_loader.graph.graph import Graph
     from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeType
     from gigl_loader.sampling.costs import CostCounter
-    from gigl_loader.sampling.features import FeatureSource, GatherRequest
     from gigl_loader.sampling.frame_schema import FrameSchema, TypeArrays
     from gigl_loader.sampling.plan import BatchPlan, ColumnPlan, SamplerContext
     from gigl_loader.sampling.request import BatchRequest
     from gigl_loader.sampling.seeds import BatchSeeds
+    from gigl_loader.sampling.store import FeatureSource, GatherRequest
     from gigl_loader.tensors import Layout
 
 
@@ -199,6 +201,38 @@ class Sampled:
             self.writer.write(self, buffer)
 
 
+class LocalFeatures:
+    """The columns of a graph that lies wholly on this host. Slots of edges count through all partitions."""
+
+    def __init__(self, graph: Graph, columns: ColumnPlan) -> None:
+        schema, parts = graph.schema, range(graph.schema.num_partitions)
+        self._stored: dict[tuple[NodeType | EdgeType, str], tuple[list[Bytes], Int64Array]] = {}
+        """Of each column: a matrix of bytes per partition, and the number of the first row of each."""
+        for node_type, names in columns.nodes.items():
+            for name in names:
+                row_bytes = schema.nodes[node_type].columns[name].row_bytes
+                rows = [as_rows(graph.node_column(node_type, name, part), row_bytes) for part in parts]
+                self._stored[node_type, name] = (rows, graph.bounds(node_type))
+        for edge_type, names in columns.edges.items():
+            bounds = slot_bounds(graph, edge_type)
+            for name in names:
+                row_bytes = schema.edges[edge_type].columns[name].row_bytes
+                rows = [as_rows(graph.edge_column(edge_type, name, part), row_bytes) for part in parts]
+                self._stored[edge_type, name] = (rows, bounds)
+
+    def gather(self, wants: Sequence[GatherRequest]) -> None:
+        for want in wants:
+            for name, out in zip(want.columns, want.out, strict=True):
+                parts, bounds = self._stored[want.kind, name]
+                gather(parts, bounds, want.rows, out)
+
+
+def slot_bounds(graph: Graph, edge_type: EdgeType) -> Int64Array:
+    """Return the slot of each partition's first edge, int64 [P + 1], counted through all partitions."""
+    counts = [len(graph.topology(edge_type, part)["indices"]) for part in range(graph.schema.num_partitions)]
+    return np.cumsum([0, *counts], dtype=np.int64)
+
+
 class StoredPlaces:
     """A ``FeatureSource`` that writes where features lie instead of the features."""
 
@@ -212,11 +246,9 @@ class LocalPlaces(StoredPlaces):
     """The same for a graph that lies wholly on this host, where slots count through all partitions."""
 
     def __init__(self, graph: Graph, columns: ColumnPlan) -> None:
-        parts = range(graph.schema.num_partitions)
-        self._bounds: dict[NodeType | EdgeType, Int64Array] = {}
-        for edge_type in columns.edges:
-            counts = [len(graph.topology(edge_type, part)["indices"]) for part in parts]
-            self._bounds[edge_type] = np.cumsum([0, *counts], dtype=np.int64)
+        self._bounds: dict[NodeType | EdgeType, Int64Array] = {
+            edge_type: slot_bounds(graph, edge_type) for edge_type in columns.edges
+        }
 
     def gather(self, wants: Sequence[GatherRequest]) -> None:
         super().gather(wants)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
@@ -78,8 +78,11 @@ class KHop:
                     )
 
     @classmethod
-    def of(cls, schema: GraphSchema, arguments: SamplerArguments) -> KHop:
-        """Read the arguments of a loader. ``ValueError`` names what does not fit the graph."""
+    def of(cls, schema: GraphSchema, arguments: SamplerArguments, **of_plan: Any) -> Self:
+        """Read the arguments of a loader. ``ValueError`` names what does not fit the graph.
+
+        ``of_plan``: the fields of a subclass.
+        """
         if arguments.num_neighbors is None:
             raise ValueError("num_neighbors is needed for k-hop neighbourhoods: a fanout for each hop")
         return cls(
@@ -92,10 +95,11 @@ class KHop:
             last=arguments.last,
             labor=arguments.labor,
             subgraph_type=arguments.subgraph_type,
+            **of_plan,
         )._checked(schema)
 
     @classmethod
-    def from_json(cls, fields: PlanFields) -> KHop:
+    def read(cls, fields: PlanFields, **of_plan: Any) -> Self:
         """Read the fields of a plan from outside. ``ValueError`` names the rule that is broken."""
         return cls(
             num_neighbors=fields.fanouts("num_neighbors"),
@@ -107,20 +111,16 @@ class KHop:
             last=fields.flag("last", False),
             labor=fields.flag("labor", False),
             subgraph_type=fields.text("subgraph_type", "directional"),
+            **of_plan,
         )._checked(fields.schema)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
+        """Return the fields as JSON values, without defaults of fields that version 0.1 did not have."""
         return {
             "num_neighbors": sorted((list(kind), list(hops)) for kind, hops in self.num_neighbors.items()),
             "replace": self.replace,
             "with_edge": self.with_edge,
-            **({} if self.weight_attr is None else {"weight_attr": self.weight_attr}),
-            **({"disjoint": True} if self.disjoint else {}),
-            **({} if self.time_attr is None else {"time_attr": self.time_attr}),
-            **({"last": True} if self.last else {}),
-            **({"labor": True} if self.labor else {}),
-            **({} if self.subgraph_type == "directional" else {"subgraph_type": self.subgraph_type}),
+            **{name: value for name in _ADDED if (value := getattr(self, name)) != _DEFAULTS[name]},
         }
 
     @property
@@ -149,7 +149,7 @@ class KHop:
         """Return the time by which edges of a type are bound."""
         return self.time_attr if self.time_attr in schema.list_times(edge_type) else None
 
-    def frame(
+    def around_seeds(
         self,
         schema: GraphSchema,
         columns: ColumnPlan,
@@ -199,6 +199,11 @@ class KHop:
             time=(time := self.time(schema, edge_type)),
             last=self.last and time is not None,
         )
+
+
+_DEFAULTS = {each.name: each.default for each in fields(KHop)}
+_ADDED = ("weight_attr", "disjoint", "time_attr", "last", "labor", "subgraph_type")
+"""Fields that version 0.1 did not have."""
 
 
 def reverse_types(schema: GraphSchema) -> dict[EdgeType, EdgeType]:

@@ -7,6 +7,7 @@ the cap is drawn here, at the same addresses.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from gigl_loader.graph.schema import edge_type_address
 from gigl_loader.native import draw_distinct, sort_lists, split_by_owner
 from gigl_loader.sampling.partitioned import FrontierRequest
 from gigl_loader.sampling.seeds import in_trees, tree_key
-from gigl_loader.sampling.store import DrawRule
+from gigl_loader.sampling.store import DrawRule, NeighborRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,16 +107,19 @@ class LabelLookup:
     ) -> list[Neighbors]:
         """Return the edges of anchors, given by partition."""
         request = FrontierRequest(
-            targets=anchors,
-            edge_type=self._edge_type,
-            key=key,
-            hop=LABEL_HOP,
-            rule=DrawRule(fanout=fanout),
-            with_edge_ids=False,
-            with_slots=False,
-            max_edges=max_labels,
-            disjoint=self._disjoint and not outward,
-            outward=outward,
+            anchors,
+            partial(
+                NeighborRequest,
+                edge_type=self._edge_type,
+                key=key,
+                hop=LABEL_HOP,
+                rule=DrawRule(fanout=fanout),
+                with_edge_ids=False,
+                with_slots=False,
+                max_edges=max_labels,
+                disjoint=self._disjoint and not outward,
+                outward=outward,
+            ),
         )
         [answers] = self._store.sample([request])
         return answers

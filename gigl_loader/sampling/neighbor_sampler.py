@@ -6,7 +6,8 @@ partitions are put together in the order of the frontier.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,22 +16,22 @@ from gigl_loader.graph.schema import edge_type_address
 from gigl_loader.native import BatchBuilder, NeighborSampler
 from gigl_loader.native import BatchTooLarge as NativeTooLarge
 from gigl_loader.sampling.costs import BatchBounds, CostCounter
-from gigl_loader.sampling.features import LocalFeatures
-from gigl_loader.sampling.frame_writer import FrameWriter, LocalPlaces, Sampled, StoredPlaces
+from gigl_loader.sampling.frame_writer import FrameWriter, LocalFeatures, LocalPlaces, Sampled, StoredPlaces
 from gigl_loader.sampling.local_store import open_adjacency
-from gigl_loader.sampling.partitioned import FrontierRequest, InducedFrontier
+from gigl_loader.sampling.partitioned import FrontierRequest
+from gigl_loader.sampling.store import InducedRequest, NeighborRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from gigl_loader.arrays import Int64Array
-    from gigl_loader.sampling.features import FeatureSource
     from gigl_loader.sampling.khop import KHop
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.plan import SamplerContext
     from gigl_loader.sampling.request import BatchRequest
     from gigl_loader.sampling.seeds import BatchSeeds, Seeder
-    from gigl_loader.sampling.store import Neighbors
+    from gigl_loader.sampling.source import PlanSampler
+    from gigl_loader.sampling.store import FeatureSource, Neighbors
 
 
 class LocalSampler:
@@ -60,19 +61,12 @@ class LocalSampler:
                 )
                 for edge_type in writer.edge_types
             ],
-            target_types=writer.target_types,
-            neighbor_types=writer.neighbor_types,
+            **_arguments(writer, hops),
             addresses=[edge_type_address(edge_type) for edge_type in writer.edge_types],
             rules=[
                 [hops.rule(graph.schema, edge_type, hop).native for hop in range(hops.num_hops)]
                 for edge_type in writer.edge_types
             ],
-            node_ids=writer.node_ids,
-            num_nodes=writer.num_nodes,
-            with_edge_ids=hops.collects_edge_ids,
-            with_slots=writer.with_slots,
-            disjoint=hops.disjoint,
-            induced=hops.induced,
         )
 
     @property
@@ -115,15 +109,7 @@ class DistributedSampler:
         self._hops = hops
         self._schema = context.graph.schema
         self._builder = BatchBuilder(
-            target_types=writer.target_types,
-            neighbor_types=writer.neighbor_types,
-            node_ids=writer.node_ids,
-            num_nodes=writer.num_nodes,
-            bounds=[store.bounds(node_type) for node_type in writer.node_types],
-            with_edge_ids=hops.collects_edge_ids,
-            with_slots=writer.with_slots,
-            disjoint=hops.disjoint,
-            induced=hops.induced,
+            **_arguments(writer, hops), bounds=[store.bounds(node_type) for node_type in writer.node_types]
         )
 
     @property
@@ -153,30 +139,28 @@ class DistributedSampler:
         return sampled
 
     def _expand(self, hop: int, seeds: BatchSeeds) -> None:
-        """Add one hop. The frontier is fixed, so all edge types are asked about at once."""
+        """Add one hop. The frontier is fixed, so the requests of all edge types are sent at once."""
         writer, hops = self._writer, self._hops
         rules = [hops.rule(self._schema, edge_type, hop) for edge_type in writer.edge_types]
         kept = not hops.induced  # Of its drawn edges, an induced batch keeps the nodes alone.
-        wanted = [index for index, rule in enumerate(rules) if rule.fanout != 0]
-        shares = {each: self._builder.split(each) for each in {writer.target_types[i] for i in wanted}}
-        requests = [
-            FrontierRequest(
-                targets=shares[writer.target_types[index]],
-                edge_type=writer.edge_types[index],
-                key=seeds.key,
-                hop=hop,
-                rule=rules[index],
-                with_edge_ids=kept and hops.collects_edge_ids,
-                with_slots=kept and writer.with_slots,
-                max_edges=self._builder.room,
-                disjoint=hops.disjoint,
-                tree_times=seeds.tree_times if rules[index].time is not None else None,
-            )
-            for index in wanted
-        ]
-        found = dict(zip(wanted, self._store.sample(requests), strict=True))
-        for index in range(len(rules)):
-            self._append(index, found.get(index))
+        self._add(
+            {
+                index: partial(
+                    NeighborRequest,
+                    edge_type=writer.edge_types[index],
+                    key=seeds.key,
+                    hop=hop,
+                    rule=rule,
+                    with_edge_ids=kept and hops.collects_edge_ids,
+                    with_slots=kept and writer.with_slots,
+                    max_edges=self._builder.room,
+                    disjoint=hops.disjoint,
+                    tree_times=seeds.tree_times if rule.time is not None else None,
+                )
+                for index, rule in enumerate(rules)
+                if rule.fanout != 0
+            }
+        )
         self._builder.end_hop()
 
     def _induce(self) -> None:
@@ -184,23 +168,32 @@ class DistributedSampler:
         writer, hops = self._writer, self._hops
         self._builder.begin_induced()
         wanted = [index for index, each in enumerate(writer.edge_types) if hops.draws(each)]
-        shares = {each: self._builder.split(each) for each in {writer.target_types[i] for i in wanted}}
         nodes = {each: self._nodes(each) for each in {writer.neighbor_types[i] for i in wanted}}
-        requests = [
-            InducedFrontier(
-                targets=shares[writer.target_types[index]],
-                edge_type=writer.edge_types[index],
-                nodes=nodes[writer.neighbor_types[index]],
-                with_edge_ids=hops.collects_edge_ids,
-                with_slots=writer.with_slots,
-                weight=hops.weight(self._schema, writer.edge_types[index]),
-                max_edges=self._builder.room,
-            )
-            for index in wanted
-        ]
-        found = dict(zip(wanted, self._store.sample(requests), strict=True))
-        for index in range(len(writer.edge_types)):
-            self._append(index, found.get(index))
+        self._add(
+            {
+                index: partial(
+                    InducedRequest,
+                    edge_type=writer.edge_types[index],
+                    nodes=nodes[writer.neighbor_types[index]],
+                    with_edge_ids=hops.collects_edge_ids,
+                    with_slots=writer.with_slots,
+                    weight=hops.weight(self._schema, writer.edge_types[index]),
+                    max_edges=self._builder.room,
+                )
+                for index in wanted
+            }
+        )
+
+    def _add(self, requests: Mapping[int, Callable[..., NeighborRequest | InducedRequest]]) -> None:
+        """Send the requests for the frontier, by number of the edge type, and add the edges of each type."""
+        types = self._writer.target_types
+        shares = {each: self._builder.split(each) for each in {types[index] for index in requests}}
+        found = self._store.sample(
+            [FrontierRequest(shares[types[index]], request) for index, request in requests.items()]
+        )
+        by_type = dict(zip(requests, found, strict=True))
+        for index in range(len(types)):
+            self._append(index, by_type.get(index))
 
     def _nodes(self, node_type: int) -> Int64Array:
         """Return the positions of the nodes of the batch, ascending."""
@@ -218,3 +211,24 @@ class DistributedSampler:
         except RuntimeError as error:
             edge_type = self._writer.edge_types[index]
             raise FormatError(f"edge type {edge_type}: {error}") from None
+
+
+def open_sampler(context: SamplerContext, hops: KHop, seeder: Seeder) -> PlanSampler:
+    """Return the sampler of a plan that samples hop by hop: over the context's store, else its graph."""
+    if context.store is None:
+        return LocalSampler(context, hops, seeder)
+    return DistributedSampler(context, hops, seeder, context.store)
+
+
+def _arguments(writer: FrameWriter, hops: KHop) -> dict[str, Any]:
+    """Return the arguments that both native samplers have."""
+    return {
+        "target_types": writer.target_types,
+        "neighbor_types": writer.neighbor_types,
+        "node_ids": writer.node_ids,
+        "num_nodes": writer.num_nodes,
+        "with_edge_ids": hops.collects_edge_ids,
+        "with_slots": writer.with_slots,
+        "disjoint": hops.disjoint,
+        "induced": hops.induced,
+    }

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from typing_extensions import Self
@@ -15,7 +14,6 @@ from gigl_loader.arrays import BoolArray, Bytes, Int64Array
 from gigl_loader.native import StopFlag, copy_rows, current_stop_flag, relabel, split_by_owner
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.store import (
-    NO_BOUND,
     SLOT_BITS,
     EdgeRequest,
     FeatureRequest,
@@ -31,8 +29,7 @@ if TYPE_CHECKING:
     from gigl_loader.graph.graph import Graph
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType, NodeType
-    from gigl_loader.sampling.features import GatherRequest
-    from gigl_loader.sampling.store import DrawRule, NeighborStore
+    from gigl_loader.sampling.store import GatherRequest, NeighborStore
 
 _MAX_THREADS = 64
 _MAX_AT_ONCE = 4  # Edge types of one hop that are asked of one peer at the same time.
@@ -40,67 +37,13 @@ _FEW = 4096
 """Targets of one hop here that are drawn in less time (0.1 ms) than another thread takes to begin a call."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FrontierRequest:
-    """One hop of one edge type for targets of all partitions."""
+class FrontierRequest(NamedTuple):
+    """One request for targets of all partitions."""
 
     targets: Sequence[Int64Array]
     """Positions by partition; where draws are ``disjoint``, with their trees."""
-    edge_type: EdgeType
-    key: int
-    hop: int
-    rule: DrawRule
-    with_edge_ids: bool
-    with_slots: bool
-    max_edges: int = NO_BOUND
-    """That the batch may still take."""
-    disjoint: bool = False
-    tree_times: Int64Array | None = None
-    outward: bool = False
-    """See ``NeighborRequest``."""
-
-    def share(self, part: int) -> NeighborRequest:
-        """Return what one partition is asked."""
-        return NeighborRequest(
-            edge_type=self.edge_type,
-            targets=self.targets[part],
-            key=self.key,
-            hop=self.hop,
-            rule=self.rule,
-            with_edge_ids=self.with_edge_ids,
-            with_slots=self.with_slots,
-            max_edges=self.max_edges,
-            disjoint=self.disjoint,
-            tree_times=self.tree_times,
-            outward=self.outward,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class InducedFrontier:
-    """All edges of one type that lead to targets of all partitions from the nodes of a set."""
-
-    targets: Sequence[Int64Array]
-    """Positions by partition."""
-    edge_type: EdgeType
-    nodes: Int64Array
-    """Positions, ascending, each once [N]."""
-    with_edge_ids: bool
-    with_slots: bool
-    weight: str | None
-    max_edges: int
-
-    def share(self, part: int) -> InducedRequest:
-        """Return what one partition is asked."""
-        return InducedRequest(
-            edge_type=self.edge_type,
-            targets=self.targets[part],
-            nodes=self.nodes,
-            with_edge_ids=self.with_edge_ids,
-            with_slots=self.with_slots,
-            weight=self.weight,
-            max_edges=self.max_edges,
-        )
+    request: Callable[..., NeighborRequest | InducedRequest]
+    """Makes the request to one partition of its ``targets``."""
 
 
 class PartitionedStore:
@@ -157,7 +100,7 @@ class PartitionedStore:
         """Return int64 [P + 1]: partition p owns the positions ``[bounds[p], bounds[p + 1])``."""
         return self._bounds[node_type]
 
-    def sample(self, asks: Sequence[FrontierRequest | InducedFrontier]) -> list[list[Neighbors]]:
+    def sample(self, asks: Sequence[FrontierRequest]) -> list[list[Neighbors]]:
         """Return, for every ask, the answers by partition. Errors are those of the stores."""
         answers: list[list[Neighbors]] = []
         self._check_open()
@@ -167,7 +110,7 @@ class PartitionedStore:
                 answers.append([_NOBODY] * len(self._stores))
                 for part, targets in enumerate(ask.targets):
                     if len(targets):
-                        share, store = ask.share(part), self._stores[part]
+                        share, store = ask.request(targets=targets), self._stores[part]
                         work.add(partial(_sample, store, share, answers[-1], part), here=part in self._local)
         return answers
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from gigl_loader.errors import FormatError
@@ -11,13 +12,12 @@ from gigl_loader.native import BatchTooLarge as NativeTooLarge
 from gigl_loader.native import PPRBuilder, split_by_owner
 from gigl_loader.native import PPRSampler as NativeSampler
 from gigl_loader.sampling.costs import BatchBounds, CostCounter
-from gigl_loader.sampling.features import LocalFeatures
-from gigl_loader.sampling.frame_writer import FrameWriter, LocalPlaces, Sampled, StoredPlaces
+from gigl_loader.sampling.frame_writer import FrameWriter, LocalFeatures, LocalPlaces, Sampled, StoredPlaces
 from gigl_loader.sampling.local_store import open_adjacency
 from gigl_loader.sampling.partitioned import FrontierRequest
 from gigl_loader.sampling.request import SEED
 from gigl_loader.sampling.seeds import NodeSeeder
-from gigl_loader.sampling.store import DrawRule
+from gigl_loader.sampling.store import DrawRule, NeighborRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from gigl_loader.graph.graph import Graph
     from gigl_loader.native import PPRBatch, PPRRule
     from gigl_loader.options import NodeType
-    from gigl_loader.sampling.features import FeatureSource
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.plan import SamplerContext
     from gigl_loader.sampling.request import BatchRequest
+    from gigl_loader.sampling.store import FeatureSource
 
 _KEY = 0
 """Of the draws that cut long lists: the same ones in every batch, epoch and run."""
@@ -182,14 +182,17 @@ class _Partitions:
             shares.append(owned)
             requests += [
                 FrontierRequest(
-                    targets=owned,
-                    edge_type=edge_type,
-                    key=_KEY,
-                    hop=0,
-                    rule=DrawRule(fanout=fanout),
-                    with_edge_ids=False,
-                    with_slots=False,
-                    max_edges=self.batch.room,
+                    owned,
+                    partial(
+                        NeighborRequest,
+                        edge_type=edge_type,
+                        key=_KEY,
+                        hop=0,
+                        rule=DrawRule(fanout=fanout),
+                        with_edge_ids=False,
+                        with_slots=False,
+                        max_edges=self.batch.room,
+                    ),
                 )
                 for edge_type in self._edge_types[node_type]
             ]

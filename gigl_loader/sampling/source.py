@@ -180,9 +180,7 @@ class InlineSource:
             self._check()
         began = time.perf_counter()
         try:
-            frame, backoff = None, Backoff()
-            while frame is None:
-                frame = self._attempt(self._slots, began + timeout, backoff)
+            frame = self._sampled(self._slots, began + timeout)
         except Exception as error:
             record = Failure.of(error, epoch=self._epoch, batch=self._position, worker=None)
             if not isinstance(error, StorageUnavailable):
@@ -220,16 +218,18 @@ class InlineSource:
             "workers": [],
         }
 
-    def _attempt(self, slots: SlotPool, deadline: float, backoff: Backoff) -> Frame | None:
-        """Return the next batch. ``None`` where a peer did not answer, after a pause within the time."""
-        try:
-            return self._sample(slots)
-        except StorageUnavailable:  # The store has waited for a part of the time, unless it was refused.
-            pause = backoff.next_s()
-            if time.perf_counter() + pause >= deadline:
-                raise
-        time.sleep(pause)
-        return None
+    def _sampled(self, slots: SlotPool, deadline: float) -> Frame:
+        """Return the next batch. While its nodes' owner does not answer, sample again until ``deadline``."""
+        backoff: Backoff | None = None
+        while True:
+            try:
+                return self._sample(slots)
+            except StorageUnavailable:  # The store has waited for a part of the time, unless it was refused.
+                backoff = backoff or Backoff()
+                pause = backoff.next_s()
+                if time.perf_counter() + pause >= deadline:
+                    raise
+            time.sleep(pause)
 
     def _sample(self, slots: SlotPool) -> Frame:
         sampled = self._sampler.sample(self._schedule.request(self._epoch, self._position))

@@ -130,6 +130,27 @@ class Neighbors:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GatherRequest:
+    """Rows of some columns of one type, and where they go."""
+
+    kind: NodeType | EdgeType
+    columns: tuple[str, ...]
+    rows: Int64Array
+    """Positions of nodes, or slots of edges [N]."""
+    distinct: bool
+    """No row is named twice."""
+    out: Sequence[Bytes]
+    """Per column, uint8 [N, row bytes]: row i of it receives ``rows[i]``."""
+
+
+class FeatureSource(Protocol):
+    """Fills columns of frames."""
+
+    def gather(self, wants: Sequence[GatherRequest]) -> None:
+        """Write all that is wanted. When this returns or raises, nothing more is written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FeatureRequest:
     """Rows of columns of one partition."""
 

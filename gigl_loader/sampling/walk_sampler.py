@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -15,16 +16,16 @@ from gigl_loader.sampling.frame_writer import FrameWriter, Sampled, StoredPlaces
 from gigl_loader.sampling.partitioned import FrontierRequest, PartitionedStore
 from gigl_loader.sampling.request import SEED
 from gigl_loader.sampling.seeds import NodeSeeder, in_trees
-from gigl_loader.sampling.store import MAX_TREES, DrawRule
+from gigl_loader.sampling.store import MAX_TREES, DrawRule, NeighborRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gigl_loader.arrays import Array, BoolArray, Float64Array, Int64Array
     from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeType
-    from gigl_loader.sampling.features import FeatureSource
     from gigl_loader.sampling.plan import SamplerContext
     from gigl_loader.sampling.request import BatchRequest
+    from gigl_loader.sampling.store import FeatureSource
 
 MAX_STEPS = 253
 """Hops that the address of a draw has."""
@@ -92,14 +93,17 @@ class Walker:
         """Return ``count`` drawn neighbours for each walk, int64 [N, count], -1 for nodes without any."""
         shares = split_by_owner(step.here, self._store.bounds(self._schema.target_type(step.edge_type)))
         request = FrontierRequest(
-            targets=[in_trees(owned, step.walks[places], disjoint=True) for owned, places in shares],
-            edge_type=step.edge_type,
-            key=step.key,
-            hop=step.number,
-            rule=DrawRule(fanout=count, replace=True),
-            with_edge_ids=False,
-            with_slots=False,
-            disjoint=True,
+            [in_trees(owned, step.walks[places], disjoint=True) for owned, places in shares],
+            partial(
+                NeighborRequest,
+                edge_type=step.edge_type,
+                key=step.key,
+                hop=step.number,
+                rule=DrawRule(fanout=count, replace=True),
+                with_edge_ids=False,
+                with_slots=False,
+                disjoint=True,
+            ),
         )
         [answers] = self._store.sample([request])
         found = np.full((len(step.here), count), -1, np.int64)

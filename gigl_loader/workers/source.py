@@ -275,12 +275,13 @@ class WorkerSource:
         Raises the last reason why it was not available then.
         """
         reason: Exception | None = None
-        backoff = Backoff()
+        backoff: Backoff | None = None
         try:
             while (batch := self._next_ready()) is None or self._ready[batch].unavailable:
                 if batch is not None:
                     reason = self._request_again(self._ready.pop(batch))
-                    pause = backoff.next_s()  # A peer that refuses does so at once.
+                    backoff = backoff or Backoff()  # A peer that refuses does so at once.
+                    pause = backoff.next_s()
                     if time.monotonic() + pause >= deadline:
                         raise reason
                     time.sleep(pause)

@@ -26,7 +26,7 @@ from gigl_loader import (
     PPRSamplerOptions,
     RandomWalkSamplerOptions,
 )
-from gigl_loader.loaders.stream import check_same_run
+from gigl_loader.loaders.state import check_same_run
 from gigl_loader.native import draws
 from gigl_loader.splits import split_edges, split_nodes
 

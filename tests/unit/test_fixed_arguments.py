@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 import torch
 
 from gigl_loader import BaseDistLoader, DistDataset, DistNeighborLoader
-from gigl_loader.loaders.arguments import LoaderOptions
+from gigl_loader.loaders.arguments import DEFAULTS, LoaderOptions
 from tests.support.pyg_graphs import homogeneous
 
 DATASET = DistDataset.from_pyg(homogeneous())
@@ -69,6 +70,6 @@ def test_a_state_may_still_bring_another_random_seed() -> None:
     assert loader.seed == loader.plan.run_seed == 9
 
 
-def test_every_argument_of_the_base_is_one_of_the_options() -> None:
-    names = set(BaseDistLoader.__init__.__annotations__) - {"dataset", "others", "return"}
-    assert names == set(LoaderOptions.__annotations__)
+def test_every_option_has_a_default_in_the_order_of_the_signature() -> None:
+    names = list(inspect.signature(BaseDistLoader).parameters)
+    assert names == ["dataset", *LoaderOptions.__annotations__] == ["dataset", *DEFAULTS]

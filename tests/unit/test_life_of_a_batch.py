@@ -36,7 +36,6 @@ IN_THE_WORKER = frozenset(
         "workers/executor",
         "sampling/neighbor_sampler",
         "sampling/frame_writer",
-        "sampling/features",
     }
 )
 
@@ -110,7 +109,7 @@ def described(mode: str) -> list[str]:
     return named
 
 
-@pytest.mark.parametrize(("num_workers", "most"), [(0, 20), (1, 18)])
+@pytest.mark.parametrize(("num_workers", "most"), [(0, 18), (1, 17)])
 def test_a_batch_sampled_here_executes_few_files(graph: Path, num_workers: int, most: int) -> None:
     with traced() as trace:
         modules = modules_of_a_batch(trace, DistDataset.open(graph), num_workers=num_workers)

@@ -12,8 +12,9 @@ import torch
 from torch_geometric.data import Data
 
 from gigl_loader import BaseDistLoader, DistDataset, DistNeighborLoader, KHopNeighborSamplerOptions
-from gigl_loader.loaders import arguments
 from gigl_loader.loaders.arguments import LoaderOptions
+from gigl_loader.loaders.transfer import target_device
+from gigl_loader.options import byte_count
 from tests.support.pyg_graphs import graph_of, heterogeneous, homogeneous, same_batch
 
 
@@ -270,21 +271,21 @@ def test_what_is_no_dataset_is_refused_with_what_to_do(wrong: Any) -> None:
     ],
 )
 def test_sizes_are_read_with_units(text: str | int, size: int) -> None:
-    assert arguments.byte_count("channel_size", text) == size
+    assert byte_count("channel_size", text) == size
 
 
 def test_a_cpu_has_one_name() -> None:
-    assert arguments.target_device("cpu:0", None, local_rank=0) == torch.device("cpu")
-    assert arguments.target_device(None, "cpu", local_rank=0) == torch.device("cpu")
+    assert target_device("cpu:0", None, local_rank=0) == torch.device("cpu")
+    assert target_device(None, "cpu", local_rank=0) == torch.device("cpu")
 
 
 def test_the_local_cuda_device_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert arguments.target_device(None, None, local_rank=3) == torch.device("cuda:1")
-    assert arguments.target_device("cuda:1", None, local_rank=0) == torch.device("cuda:1")
+    assert target_device(None, None, local_rank=3) == torch.device("cuda:1")
+    assert target_device("cuda:1", None, local_rank=0) == torch.device("cuda:1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert arguments.target_device(None, None, local_rank=3) == torch.device("cpu")
+    assert target_device(None, None, local_rank=3) == torch.device("cpu")
 
 
 def test_a_random_seed_is_logged_and_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -344,7 +345,7 @@ def test_the_signature_shows_every_argument_and_default() -> None:
 
 
 def test_the_options_of_a_subclass_are_those_of_the_base() -> None:
-    base = inspect.signature(BaseDistLoader.__init__).parameters
+    base = inspect.signature(BaseDistLoader).parameters
     keywords = {name for name, parameter in base.items() if parameter.kind is parameter.KEYWORD_ONLY}
     assert set(LoaderOptions.__annotations__) == keywords
 

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,13 +16,13 @@ import pytest
 
 from gigl_loader.arrays import BoolArray
 from gigl_loader.errors import StorageUnavailable
-from gigl_loader.sampling.features import GatherRequest
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.partitioned import FrontierRequest, PartitionedStore
 from gigl_loader.sampling.store import (
     DrawRule,
     EdgeRequest,
     FeatureRequest,
+    GatherRequest,
     InducedRequest,
     NeighborRequest,
     Neighbors,
@@ -89,14 +90,23 @@ class Told:
 def _ask(graph: Graph) -> FrontierRequest:
     bounds = graph.bounds("item")
     return FrontierRequest(
-        edge_type=EDGE,
-        targets=[np.arange(bounds[p], bounds[p + 1]) for p in range(3)],
-        key=7,
-        hop=0,
-        rule=DrawRule(fanout=2),
-        with_edge_ids=False,
-        with_slots=False,
+        [np.arange(bounds[p], bounds[p + 1]) for p in range(3)],
+        partial(
+            NeighborRequest,
+            edge_type=EDGE,
+            key=7,
+            hop=0,
+            rule=DrawRule(fanout=2),
+            with_edge_ids=False,
+            with_slots=False,
+        ),
     )
+
+
+def _requested(graph: Graph, part: int) -> Any:
+    """Return the request to one partition."""
+    ask = _ask(graph)
+    return ask.request(targets=ask.targets[part])
 
 
 def _want(graph: Graph) -> GatherRequest:
@@ -140,7 +150,7 @@ def test_where_little_is_drawn_here_the_caller_s_thread_asks_one_owner_itself(gr
     threads = [each.finished[0].partition("_")[0] for each in told]
     own = threading.current_thread().name
     assert threads == ["ask", own, own]
-    drawn = [told[part].store.sample(_ask(graph).share(part)) for part in range(3)]
+    drawn = [told[part].store.sample(_requested(graph, part)) for part in range(3)]
     assert [each.positions.tolist() for each in answers] == [each.positions.tolist() for each in drawn]
 
 
@@ -256,13 +266,16 @@ def test_owners_of_nothing_that_is_wanted_are_not_asked(graph: Graph) -> None:
     nobody = np.empty(0, np.int64)
     with closing(store):
         alone = FrontierRequest(
-            edge_type=EDGE,
-            targets=[nobody, ask.targets[1], nobody],
-            key=7,
-            hop=0,
-            rule=DrawRule(fanout=2),
-            with_edge_ids=False,
-            with_slots=False,
+            [nobody, ask.targets[1], nobody],
+            partial(
+                NeighborRequest,
+                edge_type=EDGE,
+                key=7,
+                hop=0,
+                rule=DrawRule(fanout=2),
+                with_edge_ids=False,
+                with_slots=False,
+            ),
         )
         (answers,) = store.sample([alone])
     assert [len(each.counts) for each in answers] == [0, len(ask.targets[1]), 0]

@@ -97,7 +97,7 @@ def test_values_have_the_dtype_asked_for_on_every_way(dtype: torch.dtype) -> Non
     with DistNeighborLoader(dataset, [4, 3], **OPTIONS, dequantize_to=dtype) as loader:
         batch = next(iter(loader))
         transfer = SynchronousTransfer(torch.device("cpu"))
-        loader._maker.transfer = dequantizing(transfer, dataset.schema, dtype)
+        loader._pipeline.transfer = dequantizing(transfer, dataset.schema, dtype)
         copied = loader.sample(torch.arange(60), epoch=0)
     for found in (batch, copied):
         assert found.x.dtype == found.edge_attr.dtype == dtype

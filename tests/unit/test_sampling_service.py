@@ -15,9 +15,9 @@ from gigl_loader.channel.frame import Failure
 from gigl_loader.errors import StorageUnavailable
 from gigl_loader.memfile import map_memory
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
-from gigl_loader.sampling.features import GatherRequest
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.partitioned import PartitionedStore
+from gigl_loader.sampling.store import GatherRequest
 from gigl_server.frames.store import BufferPool
 from gigl_server.quotas import Limits
 from gigl_server.sampling.frame_maker import FrameMaker

@@ -13,7 +13,7 @@ from gigl_loader.native import batch_key
 from gigl_loader.sampling.frame_schema import FrameArray, FrameSchema
 from gigl_loader.sampling.khop import KHop
 from gigl_loader.sampling.labels import LABEL_HOP, LabelLookup, distinct_ranks
-from gigl_loader.sampling.neighbor_sampler import DistributedSampler, LocalSampler
+from gigl_loader.sampling.neighbor_sampler import open_sampler
 from gigl_loader.sampling.partitioned import PartitionedStore
 from gigl_loader.sampling.request import SEED, InputColumn
 from gigl_loader.sampling.seeds import (
@@ -85,7 +85,7 @@ class ABLPPlan:
 
     def frame(self, schema: GraphSchema, columns: ColumnPlan) -> FrameSchema:
         computed = [array for each in self.supervision for array in self._arrays(schema, each)]
-        return self.hops.frame(
+        return self.hops.around_seeds(
             schema,
             columns,
             inputs=("seeds", "input_id"),
@@ -96,9 +96,7 @@ class ABLPPlan:
 
     def open(self, context: SamplerContext) -> PlanSampler:
         seeder = ABLPSeeder(context, self, context.store or PartitionedStore.whole(context.graph))
-        if context.store is None:
-            return LocalSampler(context, self.hops, seeder)
-        return DistributedSampler(context, self.hops, seeder, context.store)
+        return open_sampler(context, self.hops, seeder)
 
     def check_here(self) -> None:
         """Do nothing: the library has all that it takes."""
@@ -121,7 +119,7 @@ class ABLPPlan:
         known = [*fields.schema.edges, *fields.schema.label_types]
         plan = cls(
             supervision=fields.edge_types("supervision", known),
-            hops=KHop.from_json(fields),
+            hops=KHop.read(fields),
             max_labels=cap,
             random_negatives=fields.whole("random_negatives"),
             exclude=fields.flag("exclude"),

@@ -11,7 +11,7 @@ from gigl_loader.graph.schema import Column, type_name
 from gigl_loader.sampling.frame_schema import FrameArray, FrameSchema
 from gigl_loader.sampling.khop import KHop
 from gigl_loader.sampling.negatives import NegativeDrawer, Negatives
-from gigl_loader.sampling.neighbor_sampler import DistributedSampler, LocalSampler
+from gigl_loader.sampling.neighbor_sampler import open_sampler
 from gigl_loader.sampling.partitioned import PartitionedStore
 from gigl_loader.sampling.request import InputColumn
 from gigl_loader.sampling.seeds import (
@@ -66,7 +66,7 @@ class LinkPlan:
         return (InputColumn("src", "I64", source), InputColumn("dst", "I64", destination), *times)
 
     def frame(self, schema: GraphSchema, columns: ColumnPlan) -> FrameSchema:
-        return self.hops.frame(
+        return self.hops.around_seeds(
             schema,
             columns,
             computed=tuple(self._arrays()),
@@ -77,9 +77,7 @@ class LinkPlan:
         store = context.store
         lookup = PartitionedStore.whole(context.graph) if store is None and self._is_strict else store
         seeder = LinkSeeder(context, self, lookup)
-        if store is None:
-            return LocalSampler(context, self.hops, seeder)
-        return DistributedSampler(context, self.hops, seeder, store)
+        return open_sampler(context, self.hops, seeder)
 
     def check_here(self) -> None:
         """Do nothing: the library has all that it takes."""
@@ -99,7 +97,7 @@ class LinkPlan:
         negatives = fields.take("negatives", None)
         plan = cls(
             edge_type=edge_type,
-            hops=KHop.from_json(fields),
+            hops=KHop.read(fields),
             negatives=None if negatives is None else Negatives.from_json(negatives, fields.schema, edge_type),
             excluded=fields.edge_types("excluded"),
             excluded_reverse=fields.edge_types("excluded_reverse"),

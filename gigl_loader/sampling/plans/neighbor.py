@@ -7,99 +7,60 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gigl_loader.sampling.frame_schema import FrameSchema
 from gigl_loader.sampling.khop import KHop
-from gigl_loader.sampling.neighbor_sampler import DistributedSampler, LocalSampler
+from gigl_loader.sampling.neighbor_sampler import open_sampler
 from gigl_loader.sampling.request import SEED, InputColumn
 from gigl_loader.sampling.seeds import EntryTimes, NodeSeeder, check_entry_times, time_inputs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from gigl_loader.graph.schema import GraphSchema
-    from gigl_loader.options import EdgeType, NodeType
+    from gigl_loader.options import NodeType
     from gigl_loader.sampling.plan import ColumnPlan, PlanFields, SamplerArguments, SamplerContext
     from gigl_loader.sampling.source import PlanSampler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NeighborPlan:
-    """The sampled neighbourhood of seed nodes of one type, hop by hop. Fields are those of ``KHop``."""
+class NeighborPlan(KHop):
+    """The sampled neighbourhood of seed nodes of one type, hop by hop."""
 
     kind: ClassVar[str] = "neighbor"
 
     seed_type: NodeType
     """Node type of the seeds."""
-    num_neighbors: Mapping[EdgeType, tuple[int, ...]]
-    replace: bool = False
-    with_edge: bool = False
-    weight_attr: str | None = None
-    disjoint: bool = False
-    time_attr: str | None = None
-    last: bool = False
     with_times: bool = False
     """Each seed comes with a time, that of its tree. Without, trees have the times of their seeds."""
-    labor: bool = False
-    subgraph_type: str = "directional"
-
-    def __post_init__(self) -> None:
-        _ = self.hops  # checks the fields
-
-    @property
-    def hops(self) -> KHop:
-        """How the neighbourhood is drawn."""
-        return KHop(
-            num_neighbors=self.num_neighbors,
-            replace=self.replace,
-            with_edge=self.with_edge,
-            weight_attr=self.weight_attr,
-            disjoint=self.disjoint,
-            time_attr=self.time_attr,
-            last=self.last,
-            labor=self.labor,
-            subgraph_type=self.subgraph_type,
-        )
 
     @property
     def inputs(self) -> tuple[InputColumn, ...]:
         return (InputColumn(SEED, "I64", self.seed_type), *time_inputs(given=self.with_times))
 
     def frame(self, schema: GraphSchema, columns: ColumnPlan) -> FrameSchema:
-        return self.hops.frame(schema, columns, seed_type=self.seed_type)
+        return self.around_seeds(schema, columns, seed_type=self.seed_type)
 
     def open(self, context: SamplerContext) -> PlanSampler:
-        times = EntryTimes(context, self.seed_type, self.hops, given=self.with_times)
+        times = EntryTimes(context, self.seed_type, self, given=self.with_times)
         seeder = NodeSeeder(context, self.seed_type, disjoint=self.disjoint, times=times)
-        if context.store is None:
-            return LocalSampler(context, self.hops, seeder)
-        return DistributedSampler(context, self.hops, seeder, context.store)
+        return open_sampler(context, self, seeder)
 
     def check_here(self) -> None:
         """Do nothing: the library has all that it takes."""
 
     def to_json(self) -> dict[str, Any]:
         with_times = {"with_times": True} if self.with_times else {}
-        return {"seed_type": self.seed_type, **self.hops.to_json(), **with_times}
+        return {"seed_type": self.seed_type, **KHop.to_json(self), **with_times}
 
     @classmethod
     def from_json(cls, fields: PlanFields) -> NeighborPlan:
-        seed_type, hops = fields.node_type("seed_type"), KHop.from_json(fields)
-        return cls._of(fields.schema, seed_type, hops, with_times=fields.flag("with_times", False))
+        seed_type, with_times = fields.node_type("seed_type"), fields.flag("with_times", False)
+        plan = cls.read(fields, seed_type=seed_type, with_times=with_times)
+        check_entry_times(fields.schema, seed_type, plan, given=with_times)
+        return plan
 
     @classmethod
-    def _of(cls, schema: GraphSchema, seed_type: NodeType, hops: KHop, *, with_times: bool) -> NeighborPlan:
-        check_entry_times(schema, seed_type, hops, given=with_times)
-        return cls(
-            seed_type=seed_type,
-            num_neighbors=hops.num_neighbors,
-            replace=hops.replace,
-            with_edge=hops.with_edge,
-            weight_attr=hops.weight_attr,
-            disjoint=hops.disjoint,
-            time_attr=hops.time_attr,
-            last=hops.last,
-            with_times=with_times,
-            labor=hops.labor,
-            subgraph_type=hops.subgraph_type,
-        )
+    def around(cls, schema: GraphSchema, seed_type: NodeType, arguments: SamplerArguments) -> NeighborPlan:
+        """Read the arguments of a loader. ``ValueError`` names what does not fit the graph."""
+        plan = cls.of(schema, arguments, seed_type=seed_type, with_times=arguments.with_times)
+        check_entry_times(schema, seed_type, plan, given=plan.with_times)
+        return plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +68,7 @@ class KHopNeighborSamplerOptions:
     """K-hop neighbourhoods, sampled with the loader's ``num_neighbors``, ``replace``, ``weight_attr``, ..."""
 
     def plan(self, schema: GraphSchema, seed_type: NodeType, arguments: SamplerArguments) -> NeighborPlan:
-        hops = KHop.of(schema, arguments)
-        return NeighborPlan._of(schema, seed_type, hops, with_times=arguments.with_times)
+        return NeighborPlan.around(schema, seed_type, arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,5 +82,4 @@ class LaborSamplerOptions:
     """
 
     def plan(self, schema: GraphSchema, seed_type: NodeType, arguments: SamplerArguments) -> NeighborPlan:
-        hops = KHop.of(schema, replace(arguments, labor=True))
-        return NeighborPlan._of(schema, seed_type, hops, with_times=arguments.with_times)
+        return NeighborPlan.around(schema, seed_type, replace(arguments, labor=True))
