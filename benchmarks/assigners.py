@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from crowd import Crowd, Job
 
-from gigl_loader.bench.ranks import Crowd, Job
 from gigl_loader.bench.workload import FULL, Workload, prepare
 from gigl_loader.demo.datasets import APT_LISTS, debian_packages
 from gigl_loader.graph import Graph
@@ -165,9 +165,9 @@ def _wire_mb(path: Path, workload: Workload, options: argparse.Namespace, *, own
     )
     hosts = options.partitions
     with Crowd("measure", job, ranks=hosts, hosts=hosts) as crowd, crowd.within(_LIMIT_S):
-        said = crowd.hear()
-    crossed = sum(each["workers_wire_bytes_in"] + each["workers_wire_bytes_out"] for each in said)
-    return float(crossed / sum(each["batches"] for each in said) / 1e6)
+        records = crowd.read()
+    crossed = sum(each["workers_wire_bytes_in"] + each["workers_wire_bytes_out"] for each in records)
+    return float(crossed / sum(each["batches"] for each in records) / 1e6)
 
 
 def rows(measured: list[dict[str, Any]]) -> Iterator[str]:

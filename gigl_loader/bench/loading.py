@@ -1,7 +1,7 @@
-"""The loader end to end: features included, batches thrown away as they come.
+"""The loader end to end: batches with features, dropped as they arrive.
 
-Beside it, the peak memory of a loader and what each of its workers adds, in processes of their own: reading
-/proc slows what it watches by some per cent, so that is no part of the timed rounds.
+Peak memory is measured in separate processes: reading /proc slows the watched process by some per cent, so
+it is no part of the timed rounds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gigl_loader.bench.rounds import (
     process_tree,
     workers_in_words,
 )
-from gigl_loader.bench.workload import Workload
+from gigl_loader.bench.workload import Workload, training_seeds
 from gigl_loader.dataset import DistDataset
 from gigl_loader.loaders.dataset import Dataset
 from gigl_loader.loaders.neighbor import DistNeighborLoader
@@ -36,7 +36,7 @@ from gigl_loader.loaders.neighbor import DistNeighborLoader
 
 @dataclass(slots=True)
 class Pass:
-    """What one epoch delivered, and when its first batch came."""
+    """Totals of one epoch, or of several."""
 
     seeds: int = 0
     nodes: int = 0
@@ -45,19 +45,36 @@ class Pass:
     """Nodes whose neighbours were drawn."""
     batches: int = 0
     first_batch_s: float = 0.0
+    """Longest time until the first batch of an epoch."""
 
     @classmethod
-    def over(cls, loader: Iterable[Any]) -> Pass:
-        seen, start = cls(), time.perf_counter()
-        for batch in loader:
-            if not seen.batches:
-                seen.first_batch_s = time.perf_counter() - start
-            seen.seeds += batch.batch_size
-            seen.nodes += batch.x.shape[0]
-            seen.edges += batch.edge_index.shape[1]
-            seen.targets += sum(batch.num_sampled_nodes[:-1])
-            seen.batches += 1
+    def over(cls, loader: Iterable[Any], *, epochs: int = 1) -> Pass:
+        """Take all batches of the loader, ``epochs`` times."""
+        seen = cls()
+        for _ in range(epochs):
+            start, is_first = time.perf_counter(), True
+            for batch in loader:
+                if is_first:
+                    seen.first_batch_s = max(seen.first_batch_s, time.perf_counter() - start)
+                    is_first = False
+                seen.seeds += batch.batch_size
+                seen.nodes += batch.x.shape[0]
+                seen.edges += batch.edge_index.shape[1]
+                seen.targets += sum(batch.num_sampled_nodes[:-1])
+                seen.batches += 1
         return seen
+
+    def figures(self, *, seconds: float, cpu_s: float, first_batch_s: float) -> dict[str, float]:
+        """Return the metrics of a loader. ``first_batch_s`` counts from before its construction."""
+        return {
+            "seeds_per_s": self.seeds / seconds,
+            "edges_per_s": self.edges / seconds,
+            "cpu_s_per_kseed": cpu_s / self.seeds * 1e3,
+            "nodes_per_batch": self.nodes / self.batches,
+            "edges_per_batch": self.edges / self.batches,
+            "first_batch_s": first_batch_s,
+            "later_first_batch_s": self.first_batch_s,
+        }
 
 
 def open_loader(
@@ -88,7 +105,7 @@ def open_loader(
 def loader_case(
     graph: Path, workload: Workload, seeds: npt.NDArray[np.int64], *, num_workers: int, epochs: int = 2
 ) -> Case:
-    """Build a loader, take one epoch to warm it and time the first batch, then measure some more."""
+    """Build a loader, take one epoch to warm it and time the first batch, then measure ``epochs`` more."""
 
     def case() -> dict[str, Figures]:
         start = time.perf_counter()
@@ -96,22 +113,11 @@ def loader_case(
             built = time.perf_counter() - start
             first = built + Pass.over(loader).first_batch_s
             cpu, start = CpuMeter(), time.perf_counter()
-            passes = [Pass.over(loader) for _ in range(epochs)]
+            total = Pass.over(loader, epochs=epochs)
             seconds = time.perf_counter() - start
-            ours, _ = cpu.read()
-        taken = sum(each.seeds for each in passes)
-        batches = sum(each.batches for each in passes)
-        return {
-            f"loader, {workers_in_words(num_workers)}": {
-                "seeds_per_s": taken / seconds,
-                "edges_per_s": sum(each.edges for each in passes) / seconds,
-                "cpu_s_per_kseed": ours / taken * 1e3,
-                "nodes_per_batch": sum(each.nodes for each in passes) / batches,
-                "edges_per_batch": sum(each.edges for each in passes) / batches,
-                "first_batch_s": first,
-                "later_first_batch_s": max(each.first_batch_s for each in passes),
-            }
-        }
+            cpu_s, _ = cpu.read()
+        figures = total.figures(seconds=seconds, cpu_s=cpu_s, first_batch_s=first)
+        return {f"loader, {workers_in_words(num_workers)}": figures}
 
     return case
 
@@ -121,11 +127,11 @@ _EVERY_S = 0.05
 _BARE = "import numpy, time; time.sleep(60)"
 
 
-def memory_case(graph: Path, seeds: Path, workload: Workload, *, num_workers: int) -> Case:
+def memory_case(graph: Path, folder: Path, workload: Workload, *, num_workers: int) -> Case:
     """Run one epoch in a process of its own and watch the memory of its tree."""
 
     def case() -> dict[str, Figures]:
-        arguments = [str(graph), str(seeds), json.dumps(asdict(workload)), str(num_workers)]
+        arguments = [str(graph), str(folder), json.dumps(asdict(workload)), str(num_workers)]
         peak, workers = _watch([sys.executable, "-m", "gigl_loader.bench.loading", *arguments])
         bare = _bare_interpreter()
         figures = {
@@ -142,7 +148,7 @@ def memory_case(graph: Path, seeds: Path, workload: Workload, *, num_workers: in
 
 
 def _watch(command: Sequence[str]) -> tuple[Memory, dict[int, int]]:
-    """Run a command to its end. Return the peaks of its tree, and of each worker's own memory by pid."""
+    """Run a command to its end. Return the peaks of its tree, and each worker's private peak by pid."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     peak, workers = Memory(), dict[int, int]()
     deadline = time.monotonic() + _LIMIT_S
@@ -151,8 +157,7 @@ def _watch(command: Sequence[str]) -> tuple[Memory, dict[int, int]]:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the memory run did not end within {_LIMIT_S:g} s")
             now = {pid: memory_of(pid) for pid in process_tree(process.pid)}
-            whole = sum(now.values(), Memory())
-            peak = peak.or_more(whole)
+            peak = peak.or_more(sum(now.values(), Memory()))
             for pid, memory in now.items():
                 if pid != process.pid:
                     workers[pid] = max(workers.get(pid, 0), memory.anonymous)
@@ -166,29 +171,25 @@ def _watch(command: Sequence[str]) -> tuple[Memory, dict[int, int]]:
 
 
 def _bare_interpreter() -> Memory:
-    """Return the memory of an interpreter that has imported NumPy, as every worker must."""
+    """Return the peak memory of an interpreter that imports NumPy, as every worker must."""
     process = subprocess.Popen([sys.executable, "-c", _BARE])
+    peak = Memory()
     try:
-        return max((_later(process.pid) for _ in range(20)), key=lambda memory: memory.anonymous)
+        for _ in range(20):
+            time.sleep(_EVERY_S)
+            peak = peak.or_more(memory_of(process.pid))
     finally:
         process.kill()
         process.wait()
+    return peak
 
 
-def _later(pid: int) -> Memory:
-    time.sleep(_EVERY_S)
-    return memory_of(pid)
-
-
-def main(graph: str, seeds: str, workload: str, num_workers: str) -> None:
-    """Take one epoch of batches, as the process that is watched."""
-    from gigl_loader.dataset import DistDataset
-
+def main(graph: str, folder: str, workload: str, num_workers: str) -> None:
+    """Take one epoch of batches. Entry point of the watched process."""
     sizes = json.loads(workload)
-    sizes["fanout"] = tuple(sizes["fanout"])
-    size = Workload(**sizes)
-    taken = np.load(seeds)[: size.num_seeds]
-    with open_loader(DistDataset.open(graph), size, taken, int(num_workers)) as loader:
+    size = Workload(**{**sizes, "fanout": tuple(sizes["fanout"])})
+    seeds = training_seeds(size, Path(folder))
+    with open_loader(DistDataset.open(graph), size, seeds, int(num_workers)) as loader:
         Pass.over(loader)
 
 

@@ -1,11 +1,14 @@
-"""Alternating measurements: every case once a round, so that a slow minute of the machine strikes all."""
+"""Alternating measurements: every case runs once a round, so that a slow minute affects all cases.
+
+Also the meters: CPU seconds and memory of a process tree, read from /proc.
+"""
 
 from __future__ import annotations
 
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +19,7 @@ _PROC = Path("/proc")
 def process_tree(root: int) -> list[int]:
     """Return ``root`` and the processes that descend from it, parents first."""
     children: dict[int, list[int]] = {}
-    for pid in _pids():
+    for pid in (int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit()):
         fields = _stat(pid)
         if fields:
             children.setdefault(int(fields[1]), []).append(pid)
@@ -26,12 +29,8 @@ def process_tree(root: int) -> list[int]:
     return tree
 
 
-def _pids() -> Iterator[int]:
-    return (int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit())
-
-
 def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the state on; nothing if the process is gone."""
+    """Return the fields of /proc/PID/stat from the state on; none if the process has exited."""
     try:
         return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -51,14 +50,14 @@ def _machine_cpu() -> float:
 
 
 class CpuMeter:
-    """CPU seconds of this process's tree, and of everything else on the machine, since it was made."""
+    """CPU seconds of this process tree and of all other processes, counted from construction."""
 
     def __init__(self) -> None:
         self._root = os.getpid()
         self._machine, self._tree = _machine_cpu(), _tree_cpu(self._root)
 
     def read(self) -> tuple[float, float]:
-        """Return (our CPU seconds, those of others)."""
+        """Return the CPU seconds of this process tree, and of all other processes."""
         ours = _tree_cpu(self._root) - self._tree
         return ours, max(_machine_cpu() - self._machine - ours, 0.0)
 
@@ -68,11 +67,11 @@ class Memory:
     """Memory of a process or of several, in bytes."""
 
     proportional: int = 0
-    """Resident memory, pages shared with others counted in parts (PSS). Holds mapped files too."""
+    """Resident memory with shared pages divided by their users (PSS). Includes mapped files."""
     anonymous: int = 0
-    """Memory of its own that no file backs: what a process truly adds."""
+    """Private memory that no file backs: what a process adds."""
     shared: int = 0
-    """Touched shared memory that no file on a disk backs, in parts."""
+    """Resident shared memory that no file on a disk backs, divided by its users."""
 
     def __add__(self, other: Memory) -> Memory:
         return Memory(
@@ -91,7 +90,7 @@ class Memory:
 
 
 def memory_of(pid: int) -> Memory:
-    """Return what a process holds now; nothing if it is gone."""
+    """Return the memory of a process; zeros if it has exited."""
     try:
         lines = (_PROC / str(pid) / "smaps_rollup").read_text().splitlines()[1:]
     except OSError:
@@ -111,7 +110,7 @@ Case = Callable[[], Mapping[str, Figures]]
 
 @dataclass(slots=True)
 class Subject:
-    """All that was measured of one subject."""
+    """All samples of one subject."""
 
     samples: dict[str, list[float]] = field(default_factory=dict)
 
@@ -131,7 +130,7 @@ class Measured:
 
     subjects: dict[str, Subject] = field(default_factory=dict)
     loads: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
-    """For each case and round: its seconds, and the CPU seconds of other processes meanwhile."""
+    """For each case, a pair per round: elapsed seconds, and CPU seconds of all other processes."""
 
     def add(self, results: Mapping[str, Figures]) -> None:
         for subject, figures in results.items():
@@ -150,7 +149,7 @@ class Measured:
 def run_rounds(
     cases: Mapping[str, Case], *, rounds: int, progress: Callable[[str, int, int], None] | None = None
 ) -> Measured:
-    """Run every case ``rounds`` times, alternating, and gather what they return."""
+    """Run every case ``rounds`` times, alternating, and collect the figures."""
     measured = Measured()
     for turn in range(rounds * len(cases)):
         name = list(cases)[turn % len(cases)]

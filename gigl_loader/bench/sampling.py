@@ -1,4 +1,4 @@
-"""The sampler alone, and the row gather alone beside what torch and memcpy do. All on one thread."""
+"""The sampler alone, and the row gather alone beside torch and memcpy. All on one thread."""
 
 from __future__ import annotations
 
@@ -19,34 +19,50 @@ from gigl_loader.graph.graph import Graph
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE, type_name
 from gigl_loader.sampling.plan import BatchPlan
 from gigl_loader.sampling.plans.neighbor import NeighborPlan
-from gigl_loader.sampling.request import SEED
+from gigl_loader.sampling.request import SEED, BatchRequest
 from gigl_loader.sampling.schedule import Schedule
 from gigl_loader.sampling.source import PlanSampler
+from gigl_loader.tensors import Layout
 
-GATHERED_BATCHES = 10
+_GATHERED_BATCHES = 10
+_NODE_IDS = f"node/{type_name(HOMOGENEOUS_NODE)}/n_id"
+_EDGE_ROWS = f"edge/{type_name(HOMOGENEOUS_EDGE)}/rows"
+
+_Positions = npt.NDArray[np.int64]
 
 
-def sampler_case(graph: Graph, workload: Workload, seeds: npt.NDArray[np.int64]) -> Case:
-    """Sample an epoch with edge ids and without features, written into memory that is used again."""
-    sampler, schedule = _sampler(graph, workload, seeds)
-    buffer = np.empty(0, dtype=np.uint8)
+class FrameWriter:
+    """Samples batches into memory that is used again, as a worker's ring does."""
 
-    def epoch(number: int) -> tuple[int, int]:
-        nonlocal buffer
+    def __init__(self, sampler: PlanSampler) -> None:
+        self._sampler = sampler
+        self.buffer = np.empty(0, dtype=np.uint8)
+
+    def write(self, request: BatchRequest) -> Layout:
+        """Sample one batch and write its frame to ``buffer``. Returns its layout."""
+        sampled = self._sampler.sample(request)
+        if len(self.buffer) < sampled.layout.nbytes:
+            self.buffer = np.empty(sampled.layout.nbytes * 5 // 4, dtype=np.uint8)
+        sampled.write(self.buffer)
+        return sampled.layout
+
+
+def sampler_case(graph: Graph, workload: Workload, seeds: _Positions) -> Case:
+    """Sample an epoch with edge ids and without features, after one that warms the caches."""
+    writer, schedule = _writer(graph, workload, seeds)
+
+    def epoch() -> tuple[int, int]:
         nodes = edges = 0
         for batch in range(schedule.num_batches):
-            sampled = sampler.sample(schedule.request(number, batch))
-            if len(buffer) < sampled.layout.nbytes:
-                buffer = np.empty(sampled.layout.nbytes * 5 // 4, dtype=np.uint8)
-            sampled.write(buffer)
-            nodes += sampled.layout.specs[_NODE_IDS].shape[0]
-            edges += sampled.layout.specs[_EDGE_ROWS].shape[0]
+            specs = writer.write(schedule.request(0, batch)).specs
+            nodes += specs[_NODE_IDS].shape[0]
+            edges += specs[_EDGE_ROWS].shape[0]
         return nodes, edges
 
     def case() -> dict[str, Figures]:
-        epoch(0)
+        epoch()
         cpu, start = CpuMeter(), time.perf_counter()
-        nodes, edges = epoch(0)
+        nodes, edges = epoch()
         seconds = time.perf_counter() - start
         return {
             "sampler": {
@@ -61,27 +77,22 @@ def sampler_case(graph: Graph, workload: Workload, seeds: npt.NDArray[np.int64])
     return case
 
 
-_NODE_IDS = f"node/{type_name(HOMOGENEOUS_NODE)}/n_id"
-_EDGE_ROWS = f"edge/{type_name(HOMOGENEOUS_EDGE)}/rows"
-
-
-def _sampler(graph: Graph, workload: Workload, seeds: npt.NDArray[np.int64]) -> tuple[PlanSampler, Schedule]:
-    sampler = NeighborPlan(
+def _writer(graph: Graph, workload: Workload, seeds: _Positions) -> tuple[FrameWriter, Schedule]:
+    plan = NeighborPlan(
         seed_type=HOMOGENEOUS_NODE, num_neighbors={HOMOGENEOUS_EDGE: workload.fanout}, with_edge=True
     )
     positions = graph.positions(HOMOGENEOUS_NODE, seeds)
     schedule = Schedule(
         {SEED: positions}, batch_size=workload.batch_size, shuffle=False, drop_last=True, run_seed=1
     )
-    return BatchPlan(sampler=sampler, run_seed=1).open(graph), schedule
+    return FrameWriter(BatchPlan(sampler=plan, run_seed=1).open(graph)), schedule
 
 
-def gather_case(graph: Graph, workload: Workload, seeds: npt.NDArray[np.int64]) -> Case:
-    """Gather the feature rows of real batches: ours, torch's, and as many bytes copied straight."""
+def gather_case(graph: Graph, workload: Workload, seeds: _Positions) -> Case:
+    """Gather the feature rows of real batches: with our kernel, with torch, and by copying as many bytes."""
     batches = _node_positions(graph, workload, seeds)
     rows = graph.node_column(HOMOGENEOUS_NODE, "x", 0)
-    largest = max(map(len, batches))
-    reused = np.ones((largest, rows.shape[1]), dtype=rows.dtype)
+    reused = np.ones((max(map(len, batches)), rows.shape[1]), dtype=rows.dtype)
     straight = torch.ones(reused.shape)
     bounds = graph.bounds(HOMOGENEOUS_NODE)
     as_bytes, reused_bytes = rows.view(np.uint8), reused.view(np.uint8)
@@ -89,7 +100,7 @@ def gather_case(graph: Graph, workload: Workload, seeds: npt.NDArray[np.int64]) 
         warnings.simplefilter("ignore")  # torch warns of read-only memory; nothing here writes to it
         table = torch.from_numpy(rows)
     into = torch.from_numpy(reused)
-    ways: dict[str, Callable[[npt.NDArray[np.int64]], Any]] = {
+    ways: dict[str, Callable[[_Positions], Any]] = {
         "gather": lambda at: native.gather([as_bytes], bounds, at, reused_bytes[: len(at)]),
         "index_select, fresh": lambda at: torch.index_select(
             table, 0, torch.from_numpy(at), out=_fresh(len(at), table)
@@ -111,18 +122,16 @@ def gather_case(graph: Graph, workload: Workload, seeds: npt.NDArray[np.int64]) 
 
 
 def _fresh(count: int, like: torch.Tensor) -> torch.Tensor:
-    """Return memory for so many rows that no one has touched yet, which goes back when it is dropped.
+    """Return untouched memory for ``count`` rows, which the system takes back when it is dropped.
 
-    That is what a new tensor of 100 MB gets; small ones come warm out of the heap.
+    A new tensor of 100 MB gets such memory; a small one gets warm memory from the heap.
     """
     nbytes = max(count, 1) * like.stride(0) * like.element_size()
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return torch.frombuffer(memory, dtype=like.dtype)[: count * like.stride(0)].view(count, like.shape[1])
 
 
-def _bytes_per_second(
-    way: Callable[[npt.NDArray[np.int64]], Any], batches: list[npt.NDArray[np.int64]], row_bytes: int
-) -> float:
+def _bytes_per_second(way: Callable[[_Positions], Any], batches: list[_Positions], row_bytes: int) -> float:
     way(batches[0])
     start = time.perf_counter()
     for at in batches:
@@ -130,16 +139,11 @@ def _bytes_per_second(
     return sum(map(len, batches)) * row_bytes / (time.perf_counter() - start)
 
 
-def _node_positions(
-    graph: Graph, workload: Workload, seeds: npt.NDArray[np.int64]
-) -> list[npt.NDArray[np.int64]]:
-    """Return the positions of the nodes of some batches, in the order in which a batch holds them."""
-    sampler, schedule = _sampler(graph, workload, seeds)
+def _node_positions(graph: Graph, workload: Workload, seeds: _Positions) -> list[_Positions]:
+    """Return the positions of the nodes of some batches, in the order of each batch."""
+    writer, schedule = _writer(graph, workload, seeds)
     batches = []
-    for batch in range(min(GATHERED_BATCHES, schedule.num_batches)):
-        sampled = sampler.sample(schedule.request(0, batch))
-        buffer = np.empty(sampled.layout.nbytes, dtype=np.uint8)
-        sampled.write(buffer)
-        ids = sampled.layout.view(buffer, _NODE_IDS)
-        batches.append(graph.positions(HOMOGENEOUS_NODE, ids))
+    for batch in range(min(_GATHERED_BATCHES, schedule.num_batches)):
+        layout = writer.write(schedule.request(0, batch))
+        batches.append(graph.positions(HOMOGENEOUS_NODE, layout.view(writer.buffer, _NODE_IDS).copy()))
     return batches

@@ -1,6 +1,7 @@
 """One fixed workload for every system: a power-law graph, its features and its seeds.
 
-The arrays are ``.npy`` files, so that other systems can read them; a graph directory beside them is ours.
+The arrays are ``.npy`` files, so that other systems can read them. The graph built from them lies beside
+them.
 """
 
 from __future__ import annotations
@@ -56,9 +57,8 @@ QUICK = Workload(nodes=20_000, edges=300_000, dim=32, fanout=(15, 10, 5), batch_
 def prepare(workload: Workload, folder: Path, *, partitions: int = 1) -> Path:
     """Make what is missing in ``folder``: the arrays, and the graph built from them. Return the graph's path.
 
-    Several partitions are assigned by hash: of P, a node's neighbours lie elsewhere in (P - 1) / P of cases.
-
-    Raises ``ValueError`` where the folder holds the arrays of another workload.
+    Several partitions are assigned by hash: of P, a node's neighbour lies in another one in (P - 1) / P of
+    cases. Raises ``ValueError`` where the folder holds the arrays of another workload.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if not all((folder / f"{name}.npy").exists() for name in _ARRAYS):
@@ -69,6 +69,12 @@ def prepare(workload: Workload, folder: Path, *, partitions: int = 1) -> Path:
     if not graph.exists():
         _build(arrays, graph, partitions)
     return graph
+
+
+def training_seeds(workload: Workload, folder: Path) -> npt.NDArray[np.int64]:
+    """Return the seeds of an epoch, int64 ids, from a folder that was prepared."""
+    seeds: npt.NDArray[np.int64] = np.load(folder / "train.npy")[: workload.num_seeds]
+    return seeds
 
 
 def _generate(workload: Workload, folder: Path) -> None:
@@ -88,7 +94,7 @@ def _generate(workload: Workload, folder: Path) -> None:
 
 
 def _save(folder: Path, name: str, array: npt.NDArray[Any]) -> None:
-    """Write a file that is either whole or not there."""
+    """Write a file that appears complete or not at all."""
     part = folder / f"{name}.npy.part"
     with part.open("wb") as file:
         np.save(file, array)
@@ -97,11 +103,11 @@ def _save(folder: Path, name: str, array: npt.NDArray[Any]) -> None:
 
 def _check(workload: Workload, folder: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
     found = (len(arrays["label"]), len(arrays["src"]), arrays["feat"].shape[1])
-    asked = (workload.nodes, workload.edges, workload.dim)
-    if found != asked:
+    wanted = (workload.nodes, workload.edges, workload.dim)
+    if found != wanted:
         raise ValueError(
             f"{folder} holds a workload of {found[0]} nodes, {found[1]} edges and {found[2]} features, "
-            f"not {asked[0]}, {asked[1]} and {asked[2]}: choose another --data"
+            f"not {wanted[0]}, {wanted[1]} and {wanted[2]}: choose another --data"
         )
 
 

@@ -25,21 +25,16 @@ def bench(
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="How often each thing is measured.")] = 3,
     workers: Annotated[str, typer.Option(help="Numbers of workers to measure.")] = "0,1,2",
-    peer_script: Annotated[
-        Path | None,
-        typer.Option(help="Script that runs a peer on the same files (see benchmarks/README.md)."),
-    ] = None,
     measure: Annotated[
         str | None,
         typer.Option(
-            help="Some of: sampling, loading, ranks, hosts, store, memory.  "
-            "[default: all; --quick leaves out ranks, hosts and store]"
+            help="Some of: sampling, loading, store, memory.  [default: all; --quick leaves out store]"
         ),
     ] = None,
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the medians into this PNG file.")] = None,
 ) -> None:
-    """Measure the sampler, the gather and the loader beside the machine's limits and, if asked, a peer."""
+    """Measure the sampler, the gather, the loader and the graph store beside the machine's limits."""
     worker_counts = _numbers(workers)
     if plot is not None and find_spec("matplotlib") is None:  # told before minutes of measuring, not after
         raise ImportError("--plot needs matplotlib: pip install 'gigl-loader[bench]'")
@@ -47,8 +42,8 @@ def bench(
     with importing():
         from rich.console import Console
 
-        from gigl_loader.bench.report import save_plot, show, to_json
-        from gigl_loader.bench.suite import GROUPS, QUICK_GROUPS, Suite, run_suite
+        from gigl_loader.bench.report import Report, save_plot
+        from gigl_loader.bench.suite import GROUPS, QUICK_GROUPS, Suite
         from gigl_loader.bench.workload import FULL, QUICK
 
     workload = QUICK if quick else FULL
@@ -59,22 +54,15 @@ def bench(
     if not console.is_terminal:
         console = Console(width=140)  # a file has no width of its own, and 80 would break the tables
     with _folder(data) as folder:
-        suite = Suite(
-            workload=workload,
-            folder=folder,
-            rounds=rounds,
-            workers=worker_counts,
-            groups=groups,
-            peer_script=peer_script,
-        )
-        measured = run_suite(suite, console)
-    show(measured, console)
+        suite = Suite(workload=workload, folder=folder, rounds=rounds, workers=worker_counts, groups=groups)
+        report = Report(suite.run(console))
+    report.show(console)
     if json is not None:
         from json import dumps
 
-        json.write_text(dumps(to_json(measured, workload), indent=2) + "\n")
+        json.write_text(dumps(report.to_json(workload), indent=2) + "\n")
     if plot is not None:
-        save_plot(measured, plot)
+        save_plot(report.measured, plot)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
