@@ -13,7 +13,6 @@ from gigl_loader.errors import StorageUnavailable
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.sampling.plans.custom import import_sampler
 from gigl_server.access import Access
-from gigl_server.audit import AuditLog
 from gigl_server.certificate_renewal import check_renewal
 from gigl_server.cluster.discovery import Discovery, Readiness
 from gigl_server.cluster.membership import incarnation_of_now
@@ -21,6 +20,7 @@ from gigl_server.cluster.peers import PeerClient
 from gigl_server.cluster.stores import ClusterStores
 from gigl_server.counters import Counters
 from gigl_server.frames.ring import RingServer
+from gigl_server.logs import AuditLog
 from gigl_server.memory import MemoryAccount
 from gigl_server.partitions.adoption import Adopter
 from gigl_server.partitions.file_sources import FileSourceFinder

@@ -34,9 +34,9 @@ from gigl_loader.rpc.endpoint import Address, Endpoint
 from gigl_loader.rpc.refusals import Busy, Damaged, Unknown
 from gigl_loader.rpc.tokens import JOB_HEADER, job_key
 from gigl_loader.sampling.store import WireCounts
-from gigl_server.audit import AuditLog
 from gigl_server.cluster.discovery import PeerTraffic, View
 from gigl_server.counters import Counters
+from gigl_server.logs import AuditLog
 from gigl_server.ports import control_call
 from gigl_server.ports.admin import Announcements
 from gigl_server.ports.control import ControlService

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from gigl_loader.rpc.credentials import Credentials
     from gigl_server.access import Access
-    from gigl_server.audit import AuditLog
     from gigl_server.counters import Counters
+    from gigl_server.logs import AuditLog
     from gigl_server.ports.control_call import Stream
 
     Handler = Callable[[Any, ControlCall], Any]

@@ -17,8 +17,8 @@ from gigl_loader.rpc.control import (
     STORE_METHODS,
     STORE_SERVICE,
 )
-from gigl_server.audit import AuditLog
 from gigl_server.certificate_renewal import ServedCertificate
+from gigl_server.logs import AuditLog
 from gigl_server.ports.auth import AuthenticatedCalls
 from gigl_server.ports.graph_store_servicer import GraphStoreServicer
 from gigl_server.ports.public_calls import Health, PublicCalls

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from gigl_loader.native import DataCall
     from gigl_loader.rpc.credentials import Credentials
     from gigl_loader.rpc.endpoint import Address
-    from gigl_server.audit import AuditLog
     from gigl_server.counters import Counters
+    from gigl_server.logs import AuditLog
     from gigl_server.ports.queries import Queries, Reply
 
 _CACHED = 4096

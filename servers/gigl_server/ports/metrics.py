@@ -23,7 +23,7 @@ from gigl_loader.rpc.certificates import server_context
 from gigl_loader.rpc.endpoint import Address
 from gigl_loader.rpc.tokens import matching_token, shown_form
 from gigl_server.access import Identity
-from gigl_server.audit import AuditLog
+from gigl_server.logs import AuditLog
 from gigl_server.preflight import check_free
 from gigl_server.quotas import Quota
 
