@@ -14,8 +14,8 @@ from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.sampling.plans.custom import import_sampler
 from gigl_server.access import Access
 from gigl_server.certificate_renewal import check_renewal
-from gigl_server.cluster.discovery import Discovery, Readiness
-from gigl_server.cluster.membership import incarnation_of_now
+from gigl_server.cluster.discovery import Discovery
+from gigl_server.cluster.membership import Readiness, incarnation_of_now
 from gigl_server.cluster.peers import PeerClient
 from gigl_server.cluster.stores import ClusterStores
 from gigl_server.counters import Counters
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from gigl_loader.graph.graph import Graph
     from gigl_loader.rpc.credentials import Credentials
     from gigl_loader.rpc.tokens import Token
-    from gigl_server.cluster.discovery import View
+    from gigl_server.cluster.membership import View
     from gigl_server.config import ServeOptions
     from gigl_server.partitions.file_sources import FileSource
 

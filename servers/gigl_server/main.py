@@ -23,7 +23,7 @@ from gigl_loader.resources import raise_file_limit
 from gigl_loader.rpc.secret_files import FileWatch
 from gigl_server.certificate_renewal import Renewal
 from gigl_server.logs import configure_logging
-from gigl_server.opening import open_graph
+from gigl_server.partitions.adoption import open_graph
 from gigl_server.preflight import wait_free, warn_of_limits
 from gigl_server.server import build_storage_server
 from gigl_server.signals import LET_GO, RELOAD, Signals, leave, leave_within, tell_when, wait_for_word

@@ -10,7 +10,7 @@ import pytest
 
 from gigl_loader.rpc.server_proof import announcement_proof
 from gigl_loader.rpc.store_client import StoreClient
-from gigl_server.cluster.discovery import View
+from gigl_server.cluster.membership import View
 from gigl_server.logs import AuditLog
 from gigl_server.ports.admin import Announcements
 from tests.support.store_control import client_of, controlled

@@ -192,6 +192,7 @@ SERVER_VALUES = frozenset(
         "logs",
         "preflight",
         "certificate_renewal",
+        "config",
         "counters",
         "quotas",
         "supervision",

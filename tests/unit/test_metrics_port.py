@@ -13,7 +13,7 @@ import pytest
 
 from gigl_loader.rpc.credentials import Credentials
 from gigl_loader.rpc.tokens import Token, authorization
-from gigl_server.cluster.discovery import View
+from gigl_server.cluster.membership import View
 from gigl_server.config import ServeOptions
 from gigl_server.counters import Counters
 from gigl_server.ports import metrics as metrics_module

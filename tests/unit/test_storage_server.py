@@ -18,7 +18,7 @@ from gigl_loader.errors import StorageUnavailable
 from gigl_loader.rpc.credentials import Caller, Credentials
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_loader.rpc.tokens import new_job
-from gigl_server.cluster.discovery import Readiness
+from gigl_server.cluster.membership import Readiness
 from gigl_server.cluster.peers import JoinRefused
 from gigl_server.config import ServeOptions
 from gigl_server.sampling.service import SamplingService

@@ -34,7 +34,7 @@ from gigl_loader.rpc.endpoint import Address, Endpoint
 from gigl_loader.rpc.refusals import Busy, Damaged, Unknown
 from gigl_loader.rpc.tokens import JOB_HEADER, job_key
 from gigl_loader.sampling.store import WireCounts
-from gigl_server.cluster.discovery import PeerTraffic, View
+from gigl_server.cluster.membership import View
 from gigl_server.counters import Counters
 from gigl_server.logs import AuditLog
 from gigl_server.ports import control_call
@@ -588,8 +588,8 @@ def test_load_names_all_channels_where_the_server_may() -> None:
 
 
 def test_load_names_only_what_is_the_callers() -> None:
-    traffic = PeerTraffic(server=1, counts=WireCounts(bytes_in=5, bytes_out=6, calls=7, retries=8))
-    view = View(members=(), ready=True, reason="", peers=(traffic,))
+    traffic = {1: WireCounts(bytes_in=5, bytes_out=6, calls=7, retries=8)}
+    view = View(members=(), ready=True, reason="", peers=traffic)
     with controlled(options={"view": lambda: view}) as served:
         with client_of(served.endpoint) as client, client_of(served.endpoint, job=OTHER) as other:
             channel = opened(client)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from gigl_server.access import Identity
-    from gigl_server.cluster.discovery import View
+    from gigl_server.cluster.membership import View
     from gigl_server.logs import AuditLog
     from gigl_server.partitions.adoption import Adopter
     from gigl_server.ports.control_call import ControlCall

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.credentials import Credentials
     from gigl_loader.rpc.endpoint import Address
     from gigl_server.access import Access
-    from gigl_server.cluster.discovery import View
+    from gigl_server.cluster.membership import View
     from gigl_server.counters import Counters
     from gigl_server.ports.admin import AdminCalls
     from gigl_server.ports.control_call import ControlCall

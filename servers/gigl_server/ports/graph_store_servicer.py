@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gigl_server.access import Identity
-    from gigl_server.cluster.discovery import View
+    from gigl_server.cluster.membership import View
     from gigl_server.ports.control_call import ControlCall
     from gigl_server.ports.reports import PeerCalls
     from gigl_server.sampling.service import SamplingService

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.rpc.credentials import Credentials
     from gigl_loader.rpc.tokens import Token
-    from gigl_server.cluster.discovery import View
+    from gigl_server.cluster.membership import View
     from gigl_server.counters import Counters
     from gigl_server.sampling.load import ServiceLoad
     from gigl_server.sampling.service import SamplingService
@@ -164,8 +164,8 @@ _PEER_METRICS = (
 def _of_peers(view: View) -> Iterator[_Family]:
     for field, name, text in _PEER_METRICS:
         metric = CounterMetricFamily(f"gigl_{name}", text, labels=("server",))
-        for peer in view.peers:
-            metric.add_metric((str(peer.server),), getattr(peer.counts, field))
+        for server, counts in view.peers.items():
+            metric.add_metric((str(server),), getattr(counts, field))
         yield metric
 
 
