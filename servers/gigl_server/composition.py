@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from gigl_loader.errors import StorageUnavailable
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.sampling.plans.custom import import_sampler
-from gigl_server.access import Access
+from gigl_server.admission import Access, Limits
 from gigl_server.certificate_renewal import check_renewal
 from gigl_server.cluster.discovery import Discovery
 from gigl_server.cluster.membership import Readiness, incarnation_of_now
@@ -31,7 +31,6 @@ from gigl_server.ports.control import ControlService
 from gigl_server.ports.data import DataPort
 from gigl_server.ports.metrics import MetricsPort
 from gigl_server.ports.queries import Queries
-from gigl_server.quotas import Limits
 from gigl_server.sampling.journal import Journal, default_path
 from gigl_server.sampling.service import THREADS_PER_WORKER, SamplingService
 

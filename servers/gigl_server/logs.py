@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gigl_server.access import Identity
+    from gigl_server.admission import Identity
 
 _LOGGER = logging.getLogger(__name__)
 _STDERR = 2

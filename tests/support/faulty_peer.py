@@ -12,7 +12,7 @@ from tests.support.faults import FaultPlan
 
 if TYPE_CHECKING:
     from gigl_loader.rpc.checksums import Checksum
-    from gigl_server.access import Identity
+    from gigl_server.admission import Identity
     from gigl_server.ports.queries import Queries
 
 _VARIABLE = "GIGL_TEST_PEER_FAULTS"

@@ -188,13 +188,12 @@ SERVER_ROOMS = ("frames", "sessions", "sampling", "cluster", "partitions", "port
 """Of ``gigl_server``, as floors: a room imports from those before it, and the values below."""
 SERVER_VALUES = frozenset(
     {
-        "access",
+        "admission",
         "logs",
         "preflight",
         "certificate_renewal",
         "config",
         "counters",
-        "quotas",
         "supervision",
     }
 )

@@ -34,6 +34,7 @@ from gigl_loader.rpc.endpoint import Address, Endpoint
 from gigl_loader.rpc.refusals import Busy, Damaged, Unknown
 from gigl_loader.rpc.tokens import JOB_HEADER, job_key
 from gigl_loader.sampling.store import WireCounts
+from gigl_server.admission import WATCHES
 from gigl_server.cluster.membership import View
 from gigl_server.counters import Counters
 from gigl_server.logs import AuditLog
@@ -649,7 +650,7 @@ def test_health_is_told_as_it_changes() -> None:
 def test_strangers_who_hold_on_take_nothing_from_trainers_and_probes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gigl_server.ports.public_calls._WATCHES_PER_CALLER", 2)
+    monkeypatch.setattr("gigl_server.ports.public_calls.WATCHES", replace(WATCHES, calls_per_caller=2))
     silent = threading.Event()
     with (
         controlled(calls=16) as served,

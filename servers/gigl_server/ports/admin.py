@@ -26,7 +26,7 @@ from gigl_loader.rpc.server_proof import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gigl_server.access import Identity
+    from gigl_server.admission import Identity
     from gigl_server.cluster.membership import View
     from gigl_server.logs import AuditLog
     from gigl_server.partitions.adoption import Adopter

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from gigl_server.cluster.membership import View
     from gigl_server.counters import Counters
-    from gigl_server.sampling.load import ChannelLoad, ServiceLoad
+    from gigl_server.sampling.service import ServiceLoad
+    from gigl_server.sessions.channel import ChannelLoad
 
 
 class PeerCalls:
