@@ -10,7 +10,7 @@ import cluster_model as model
 from cluster_lab import Measured
 from cluster_model import Amount, Batch, Cluster, Constants, Line
 
-from gigl_server.quotas import Limits
+from gigl_server.admission import Limits
 
 PEER = "a peer system with 120 servers: 57,000 calls at the end (https://github.com/Snapchat/GiGL/pull/616)"
 _FETCHERS = 2

@@ -1,26 +1,30 @@
-"""Actor of one storage server: runs it on the machine that Ray chose, and starts it again when it ends."""
+"""Actors of storage servers: found by name, each runs a server where Ray chose, and starts it again."""
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 import warnings
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.exceptions import RayError
+from ray.util import list_named_actors
 
 from gigl_loader.retry import Backoff
 from gigl_loader.rpc.endpoint import Address
-from gigl_ray.names import actor_name, addresses_of
+from gigl_server.child import start_storage_server
 from gigl_server.config import read_settings
-from gigl_server.server_process import ServerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
+
+    from gigl_loader.rpc.credentials import Credentials
+    from gigl_loader.rpc.server_process import ServerProcess
+    from gigl_server.config import ServeOptions
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -60,7 +64,7 @@ class StoreActor:
     def __init__(self, plan: ServerPlan) -> None:
         """Start the server. Returns at once."""
         self._plan = plan
-        self._config: dict[str, Any] | None = None
+        self._settings: tuple[ServeOptions, Credentials] | None = None
         self._process: ServerProcess | None = None
         self._failure: Exception | None = None
         self._met = _is_made_anew()
@@ -72,7 +76,7 @@ class StoreActor:
 
     def address(self) -> str:
         """Return the control address, empty before it is known. It stays unless its port gets taken."""
-        return "" if self._process is None or self._config is None else self._config["options"]["listen"]
+        return "" if self._process is None or self._settings is None else self._settings[0].listen
 
     def pid(self) -> int:
         """Return the process id of the server that runs now, 0 where there is none."""
@@ -92,8 +96,8 @@ class StoreActor:
         """Drain the server, and end it for good."""
         self._ending.set()
         self._watch.join(_BIND_S + _END_S)
-        if self._process is not None and self._config is not None:
-            self._process.terminate(self._config["options"]["drain_s"] + _END_S)
+        if self._process is not None and self._settings is not None:
+            self._process.terminate(self._settings[0].drain_s + _END_S)
             self._process.end()
 
     def _keep_running(self) -> None:
@@ -110,7 +114,7 @@ class StoreActor:
                     return
                 _LOGGER.warning("%s %s: starting it again", name, process.describe())
             except Exception as error:  # Whatever it is, a server that nobody starts again is worse.
-                self._failure, self._config = error, None  # Another port, and files as they are then.
+                self._failure, self._settings = error, None  # Another port, and files as they are then.
                 _LOGGER.error("%s: %s; starting it again", name, error)
             self._ready.clear()
             if self._process is not None:
@@ -121,15 +125,17 @@ class StoreActor:
 
     def _start(self) -> ServerProcess:
         """Start the server, wait until it listens, and keep its ports for the next start."""
-        if self._config is None:
-            self._config = _configuration(self._plan)
-        process = ServerProcess(self._config)
+        options, credentials = self._settings or _settings_of(self._plan)
+        process = start_storage_server(
+            options, credentials, name=f"storage server {self._plan.index}", log_level=self._plan.log_level
+        )
         try:
             endpoint = process.bound(time.monotonic() + _BIND_S)
         except BaseException:
             process.end()
             raise
-        self._config["options"] |= {"listen": endpoint.control_address, "data_port": endpoint.data_port}
+        options = replace(options, listen=endpoint.control_address, data_port=endpoint.data_port)
+        self._settings = options, credentials
         return process
 
     def _run(self, process: ServerProcess) -> None:
@@ -174,21 +180,72 @@ def _is_made_anew() -> bool:
         return bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
-def _configuration(plan: ServerPlan) -> dict[str, Any]:
-    """Return the configuration of a server on this machine, whose files it reads."""
+def _settings_of(plan: ServerPlan) -> tuple[ServeOptions, Credentials]:
+    """Return the options and credentials of a server on this machine, whose files it reads."""
     node: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
     host = str(Address(node, 0))
     options = replace(read_settings({"listen": host, **plan.options}, {}, {}), partitions=plan.partitions)
     credentials = options.load_credentials()
-    credentials = replace(
+    return options, replace(
         credentials,
         token=plan.token or credentials.token,
         cluster_key=plan.cluster_key or credentials.cluster_key,
     )
-    return {
-        "options": asdict(options),
-        "credentials": credentials.to_json(),
-        "parent_pid": os.getpid(),
-        "name": f"storage server {plan.index}",
-        "log_level": plan.log_level,
-    }
+
+
+NAMESPACE = "gigl"
+"""Of the actors, so that other Ray jobs find them, too."""
+
+_ANSWER_S = 5.0
+"""An actor that Ray is about to place elsewhere answers when it runs: nobody waits for it."""
+
+
+def find_servers(name: str = "gigl-store", *, timeout_s: float = 60.0) -> list[str]:
+    """Return the control addresses of the servers of a ``StoreCluster`` that run now.
+
+    For ``RemoteDistDataset.connect``, in any process of the Ray cluster. One address is enough: servers tell
+    trainers of each other, and of servers that come later. ``TimeoutError`` where none answers within
+    ``timeout_s``.
+    """
+    deadline, backoff = time.monotonic() + timeout_s, Backoff()
+    while True:
+        found = addresses_of(_names(name))
+        if found:
+            return found
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(
+                f"no server of {name!r} answered within {timeout_s:g} s: is there such a StoreCluster?"
+            )
+        time.sleep(min(backoff.next_s(), left))
+
+
+def actor_name(cluster: str, index: int) -> str:
+    """Return the name of an actor."""
+    return f"{cluster}-{index}"
+
+
+def addresses_of(names: Iterable[str]) -> list[str]:
+    """Return the addresses of those actors of these names whose server listens, in order."""
+    asked = []
+    for name in names:
+        try:
+            actor: Any = ray.get_actor(name, namespace=NAMESPACE)
+        except ValueError:  # Not there yet, or not any more.
+            continue
+        asked.append(actor.address.remote())
+    if not asked:
+        return []
+    answered, _ = ray.wait(asked, num_returns=len(asked), timeout=_ANSWER_S)
+    found = []
+    for each in answered:
+        with suppress(RayError):  # It is being made anew.
+            found.append(str(ray.get(each)))
+    return [address for address in found if address]
+
+
+def _names(cluster: str) -> list[str]:
+    there = [
+        each["name"] for each in list_named_actors(all_namespaces=True) if each["namespace"] == NAMESPACE
+    ]
+    return [name for name in there if name.rpartition("-")[0] == cluster]

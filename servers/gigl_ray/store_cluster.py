@@ -16,8 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from gigl_loader.errors import StorageUnavailable
 from gigl_loader.rpc.credentials import new_token
-from gigl_ray.names import NAMESPACE, actor_name, addresses_of
-from gigl_ray.store_actor import ServerPlan, StoreActor
+from gigl_ray.store_actor import NAMESPACE, ServerPlan, StoreActor, actor_name, addresses_of
 from gigl_server.config import read_settings
 from gigl_server.local_cluster import count_partitions, deal
 

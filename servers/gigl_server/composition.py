@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 from gigl_loader.errors import StorageUnavailable
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.sampling.plans.custom import import_sampler
-from gigl_server.access import Access
-from gigl_server.audit import AuditLog
+from gigl_server.admission import Access, Limits
 from gigl_server.certificate_renewal import check_renewal
-from gigl_server.cluster.discovery import Discovery, Readiness
-from gigl_server.cluster.membership import incarnation_of_now
+from gigl_server.cluster.discovery import Discovery
+from gigl_server.cluster.membership import Readiness, incarnation_of_now
 from gigl_server.cluster.peers import PeerClient
 from gigl_server.cluster.stores import ClusterStores
 from gigl_server.counters import Counters
 from gigl_server.frames.ring import RingServer
+from gigl_server.logs import AuditLog
 from gigl_server.memory import MemoryAccount
 from gigl_server.partitions.adoption import Adopter
 from gigl_server.partitions.file_sources import FileSourceFinder
@@ -31,7 +31,6 @@ from gigl_server.ports.control import ControlService
 from gigl_server.ports.data import DataPort
 from gigl_server.ports.metrics import MetricsPort
 from gigl_server.ports.queries import Queries
-from gigl_server.quotas import Limits
 from gigl_server.sampling.journal import Journal, default_path
 from gigl_server.sampling.service import THREADS_PER_WORKER, SamplingService
 
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from gigl_loader.graph.graph import Graph
     from gigl_loader.rpc.credentials import Credentials
     from gigl_loader.rpc.tokens import Token
-    from gigl_server.cluster.discovery import View
+    from gigl_server.cluster.membership import View
     from gigl_server.config import ServeOptions
     from gigl_server.partitions.file_sources import FileSource
 

@@ -7,7 +7,7 @@ import signal
 import time
 import weakref
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 from gigl_loader.graph.folder import DiskFolder
 from gigl_loader.graph.manifest import Manifest
 from gigl_loader.rpc.credentials import new_token
-from gigl_loader.rpc.endpoint import Endpoint
+from gigl_server.child import start_storage_server
 from gigl_server.config import read_settings
-from gigl_server.server_process import ServerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from gigl_loader.rpc.endpoint import Endpoint
+    from gigl_loader.rpc.server_process import ServerProcess
 
 
 def count_partitions(graph_dir: str | os.PathLike[str]) -> int:
@@ -84,24 +86,16 @@ class LocalCluster:
             credentials = replace(credentials, cluster_key=new_token())
         self.token = credentials.token
         self._timeout_s = timeout_s
-        self._listening = {"listen": base.listen, "data_port": base.data_port}
-        self._configs: list[dict[str, Any]] = [
-            {
-                "options": asdict(replace(base, partitions=parts)),
-                "credentials": credentials.to_json(),
-                "parent_pid": os.getpid(),
-                "name": f"storage server {index}",
-                "log_level": log_level,
-            }
-            for index, parts in enumerate(deal(count_partitions(graph_dir), servers, replicas))
-        ]
+        self._base, self._credentials, self._log_level = base, credentials, log_level
+        dealt = deal(count_partitions(graph_dir), servers, replicas)
+        self._options = [replace(base, partitions=parts) for parts in dealt]
         self._incarnations: list[ServerProcess] = []
         self._finish = weakref.finalize(self, _end_all, self._incarnations, os.getpid())
         with ExitStack() as undo:
             undo.callback(self.close)
             deadline = time.monotonic() + timeout_s
-            for config in self._configs:
-                self._incarnations.append(ServerProcess(config))
+            for index in range(servers):
+                self._incarnations.append(self._started(index))
             for index, incarnation in enumerate(self._incarnations):
                 self._keep_ports(index, incarnation.bound(deadline))
             for index, incarnation in enumerate(self._incarnations):
@@ -112,7 +106,7 @@ class LocalCluster:
     @property
     def addresses(self) -> list[str]:
         """Control addresses of all servers by rank. Any of them is enough to connect."""
-        return [config["options"]["listen"] for config in self._configs]
+        return [options.listen for options in self._options]
 
     @property
     def pids(self) -> list[int]:
@@ -148,8 +142,11 @@ class LocalCluster:
         """
         self.kill(index)
         if elsewhere:
-            self._configs[index]["options"] |= self._listening
-        incarnation = self._incarnations[index] = ServerProcess(self._configs[index])
+            first = self._base
+            self._options[index] = replace(
+                self._options[index], listen=first.listen, data_port=first.data_port
+            )
+        incarnation = self._incarnations[index] = self._started(index)
         deadline = time.monotonic() + self._timeout_s
         endpoint = incarnation.bound(deadline)
         if elsewhere:
@@ -174,8 +171,17 @@ class LocalCluster:
 
     def _keep_ports(self, index: int, endpoint: Endpoint) -> None:
         """Fix the ports of a server, so that a restart keeps its address."""
-        told = self._configs[index]["options"]
-        told |= {"listen": endpoint.control_address, "data_port": endpoint.data_port}
+        self._options[index] = replace(
+            self._options[index], listen=endpoint.control_address, data_port=endpoint.data_port
+        )
+
+    def _started(self, index: int) -> ServerProcess:
+        return start_storage_server(
+            self._options[index],
+            self._credentials,
+            name=f"storage server {index}",
+            log_level=self._log_level,
+        )
 
     def _others(self, index: int) -> list[str]:
         return [address for place, address in enumerate(self.addresses) if place != index]

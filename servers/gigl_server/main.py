@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import faulthandler
 import logging
-import threading
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
@@ -23,12 +22,11 @@ from gigl_loader.processes import forbid_cores, keep_freed_memory
 from gigl_loader.resources import raise_file_limit
 from gigl_loader.rpc.secret_files import FileWatch
 from gigl_server.certificate_renewal import Renewal
-from gigl_server.forced_exit import leave, leave_within
 from gigl_server.logs import configure_logging
-from gigl_server.opening import open_graph
+from gigl_server.partitions.adoption import open_graph
 from gigl_server.preflight import wait_free, warn_of_limits
 from gigl_server.server import build_storage_server
-from gigl_server.signals import RELOAD, Signals, wait_for_word
+from gigl_server.signals import LET_GO, RELOAD, Signals, leave, leave_within, tell_when, wait_for_word
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +45,6 @@ _CLOSE_S = 8.0
 """Timeout of closing everything, however early the drain ended. Each part waits some seconds at most."""
 _CANNOT = "cannot become ready"
 _DIED = "a part of the server died"
-LET_GO = "the parent let go"
 
 
 def run(options: ServeOptions) -> NoReturn:
@@ -98,8 +95,8 @@ def serve_until_told(
     ``reload``; ``look`` is called about once per second. ``drain_s`` returns the seconds that a drain may
     take from now on.
     """
-    for event, word, name in ((server.failed, _CANNOT, "readiness"), (server.died, _DIED, "death")):
-        threading.Thread(target=_tell, args=(event, word, told), name=name, daemon=True).start()
+    tell_when(server.failed, _CANNOT, told)
+    tell_when(server.died, _DIED, told)
     while (word := wait_for_word(told, look)) == RELOAD:
         reload()
     if word == _CANNOT:
@@ -131,12 +128,6 @@ def _renew(server: StorageServer, options: ServeOptions) -> None:
     credentials, metrics_tokens = options.load_credentials(), options.load_metrics_tokens()
     credentials.check_reach(options.address)
     server.renew(credentials, metrics_tokens=metrics_tokens)
-
-
-def _tell(event: threading.Event, word: str, told: SimpleQueue[str]) -> None:
-    """Put a word in the queue once the event is set. Holds no server, so that it can be freed."""
-    event.wait()
-    told.put(word)
 
 
 def prepare_process() -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from gigl_loader.rpc.endpoint import Address, Endpoint
 from gigl_loader.rpc.requests import Envelope
-from gigl_server.audit import AuditLog
 from gigl_server.counters import Counters
+from gigl_server.logs import AuditLog
 from gigl_server.ports.control import ControlService
 from gigl_server.ports.data import DataPort
 from gigl_server.ports.probe import ControlProbe, DataProbe

@@ -13,7 +13,7 @@ from gigl_loader.rpc.endpoint import is_local
 from gigl_loader.rpc.requests import Envelope
 from gigl_server.cluster.peers import PeerWatch
 from gigl_server.composition import ServerParts
-from gigl_server.opening import open_graph
+from gigl_server.partitions.adoption import open_graph
 from gigl_server.ports.probe import ControlProbe, DataProbe
 from gigl_server.preflight import PORT_WAIT_S, wait_free
 from gigl_server.supervision import Part, Supervisor

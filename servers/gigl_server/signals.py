@@ -1,4 +1,4 @@
-"""Signals of a storage server's process. Standard library only: handlers are installed before all else.
+"""Signals of a server's process, and its forced exit. Standard library only: handlers are installed first.
 
 =========  ====================================================================================
 signal     effect
@@ -14,28 +14,32 @@ SIGHUP     read log file, certificates and tokens again; nothing before the serv
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import sys
 import threading
 import time
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
-
-from gigl_server.forced_exit import describe_threads, leave
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_LOGGER = logging.getLogger(__name__)
 RELOAD = "SIGHUP"
-"""Word for the signal to reload. All other signals end the process."""
+"""Word for the signal to reload. All other words end the process."""
+LET_GO = "the parent let go"
+"""Word for the end of the process that started this one."""
 
 _ENDING = (signal.SIGINT, signal.SIGTERM)  # In this order: once SIGTERM is handled, both are.
 _STDERR = 2
 _SAME_S = 0.5
 _WAKE_S = 1.0
 _STUCK_S = 10.0
+_TELL_S = 0.5
 _PROMPT_S = 0.5
 """Time for the main thread to handle a signal, before another thread ends a process without a server."""
 
@@ -43,7 +47,7 @@ _PROMPT_S = 0.5
 def leave_on_signals() -> None:
     """Exit with 0 at SIGTERM or SIGINT, while there is nothing to clean up."""
     for number in _ENDING:
-        signal.signal(number, _leave)
+        signal.signal(number, _leave_now)
     signal.signal(signal.SIGHUP, _pass_over)
 
 
@@ -158,7 +162,17 @@ def wait_for_word(told: SimpleQueue[str], look: Callable[[], None] = lambda: Non
         look()
 
 
-def _leave(number: int, _: object) -> None:
+def tell_when(event: threading.Event, word: str, told: SimpleQueue[str]) -> None:
+    """Put a word in the queue once the event is set, on another thread, which keeps no other object alive."""
+
+    def run() -> None:
+        event.wait()
+        told.put(word)
+
+    threading.Thread(target=run, name=word, daemon=True).start()
+
+
+def _leave_now(number: int, _: object) -> None:
     with suppress(OSError):
         os.write(_STDERR, f"{signal.Signals(number).name}: ending, nothing was started yet\n".encode())
     os._exit(0)
@@ -166,3 +180,53 @@ def _leave(number: int, _: object) -> None:
 
 def _pass_over(*_: object) -> None:
     """Ignore a signal. Not SIG_IGN, which a child process would inherit."""
+
+
+def leave(code: int, last: Callable[[], None] = logging.shutdown) -> NoReturn:
+    """Exit the process with ``code`` after a call of ``last``, which has half a second.
+
+    The interpreter is not finalized: it would unwind threads that return from native code, and where such a
+    thread has C++ frames, the C++ runtime aborts the process (SIGABRT). ``last`` may hang: the log can be a
+    pipe that is not read, and another thread can hold its lock.
+    """
+    with suppress(RuntimeError):  # No thread can be started.
+        teller = threading.Thread(target=last, name="last words", daemon=True)
+        teller.start()
+        teller.join(_TELL_S)
+    os._exit(code)
+
+
+def leave_within(seconds: float, code: int) -> None:
+    """Exit the process with ``code`` if it has not ended by itself after ``seconds``.
+
+    Libraries may wait forever at exit: for a reply that is not read, a lock or a thread.
+    """
+    threading.Thread(target=_leave, args=(seconds, code), name="last resort", daemon=True).start()
+
+
+def describe_threads() -> str:
+    """Return the names of all other threads, and the innermost Python line of each, as text."""
+    frames = sys._current_frames()
+    own = threading.get_ident()
+    places = [
+        f"{each.name} ({_place(frames.get(each.ident or 0))})"
+        for each in threading.enumerate()
+        if each.ident != own
+    ]
+    return ", ".join(sorted(places))
+
+
+def _place(frame: object) -> str:
+    code, line = getattr(frame, "f_code", None), getattr(frame, "f_lineno", 0)
+    return "not begun" if code is None else f"{os.path.basename(code.co_filename)}:{line} {code.co_name}"
+
+
+def _leave(seconds: float, code: int) -> None:
+    time.sleep(seconds)
+    threads = describe_threads()
+    leave(
+        code,
+        lambda: _LOGGER.warning(
+            "not ended after %g s: leaving all the same, with threads %s", seconds, threads
+        ),
+    )

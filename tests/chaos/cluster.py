@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import signal
 import time
+from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from typing_extensions import Self
 
@@ -78,7 +79,7 @@ class ProxiedCluster(LocalCluster):
         self.restart(server, elsewhere=True)
 
     def _log_to(self, server: int, path: str | None) -> None:
-        self._configs[server]["options"]["log_file"] = path
+        self._options[server] = replace(self._options[server], log_file=path)
         self.restart(server)
 
     def _end_in_order(self, server: int) -> None:
@@ -88,9 +89,10 @@ class ProxiedCluster(LocalCluster):
 
     def _keep_ports(self, index: int, endpoint: Endpoint) -> None:
         """Put proxies before the ports, which are known now, before anybody asks there."""
-        told: dict[str, Any] = self._configs[index]["options"]
         ports = endpoint.control_port, endpoint.data_port
-        told |= {"listen": f"127.0.0.1:{ports[0]}", "data_port": ports[1]}
+        self._options[index] = replace(
+            self._options[index], listen=f"127.0.0.1:{ports[0]}", data_port=ports[1]
+        )
         for line in chain.from_iterable(self.lines[index : index + 1]):
             line.close()
         self.lines[index : index + 1] = [

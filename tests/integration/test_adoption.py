@@ -24,7 +24,7 @@ from gigl_loader.errors import SamplingError, StorageUnavailable
 from gigl_loader.rpc.credentials import Caller, Credentials
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_server.config import ServeOptions
-from gigl_server.opening import open_graph
+from gigl_server.partitions.adoption import open_graph
 from gigl_server.ports.admin import _is_own_address
 from gigl_server.server import build_storage_server
 from tests.support.clusters import READY_S, addresses_of, check_same, embedded, servers_of

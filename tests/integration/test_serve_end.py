@@ -386,7 +386,7 @@ def test_a_crash_writes_no_core_unless_it_is_allowed(
 
 STUCK = """
 import threading
-from gigl_server.forced_exit import leave_within
+from gigl_server.signals import leave_within
 from gigl_server.logs import configure_logging
 configure_logging(None)
 threading.Thread(target=threading.Event().wait, name="stuck").start()

@@ -16,7 +16,7 @@ from gigl_loader import DistNeighborLoader
 from gigl_loader.graph.graph import Graph
 from gigl_loader.rpc.endpoint import Address, Endpoint
 from gigl_loader.rpc.store_client import StoreClient
-from gigl_server.cluster.discovery import JoinRefused
+from gigl_server.cluster.peers import JoinRefused
 from gigl_server.config import ServeOptions
 from gigl_server.server import build_storage_server
 from tests.support.certificates import Authority

@@ -12,7 +12,7 @@ from tests.support.faults import FaultPlan
 
 if TYPE_CHECKING:
     from gigl_loader.rpc.checksums import Checksum
-    from gigl_server.access import Identity
+    from gigl_server.admission import Identity
     from gigl_server.ports.queries import Queries
 
 _VARIABLE = "GIGL_TEST_PEER_FAULTS"
@@ -31,9 +31,9 @@ def main(link: socket.socket) -> None:
         faults.commit()
     else:
         _fail_at(faults)
-    from gigl_server.peer_child import main as serve  # Starts threads, which a fork server must not have.
+    from gigl_server.child import peer_service  # Starts threads, which a fork server must not have.
 
-    serve(link)
+    peer_service(link)
 
 
 def _fail_at(faults: FaultPlan) -> None:

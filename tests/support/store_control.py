@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gigl_loader.rpc.control import ClusterView
 from gigl_loader.rpc.credentials import Caller, Credentials
 from gigl_loader.rpc.endpoint import Address, Endpoint
 from gigl_loader.rpc.store_client import StoreClient
-from gigl_server.cluster.discovery import View
+from gigl_loader.rpc.versions import BuildVersions
+from gigl_server.cluster.membership import View
+from gigl_server.cluster.peers import PeerResponse
 from gigl_server.counters import Counters
 from gigl_server.ports.auth import AuthenticatedCalls
 from gigl_server.ports.control import ControlService
@@ -92,3 +95,26 @@ def opened(client: StoreClient, *, key: str = "train", **order: Any) -> bytes:
     client.create_producer(key, PLAN.to_json(), small_graph().manifest.digest, 10)
     given = {"name": "train rank 0", "credit": 64, **order}
     return client.open_channel(key, timeout_s=10, **given).id
+
+
+def response_of(itself: Endpoint, *others: str, graph: str, **changes: Any) -> PeerResponse:
+    """Return the response of a server that knows others at some addresses. ``changes`` are of its view."""
+    known = [Endpoint.of_address(Address.parse(each), what="storage server") for each in others]
+    view = ClusterView(
+        version="1",
+        wire_version=BuildVersions.own().wire,
+        oldest_wire_version=0,  # Not told, as by the oldest builds.
+        draw_specification=0,
+        graph=graph,
+        partitions=itself.partitions,
+        data_port=itself.data_port,
+        pid=1,
+        uptime_s=1.0,
+        servers=(itself, *known),
+        membership=0,
+        away=frozenset(),
+        incarnation=itself.incarnation,
+        ready=True,
+        reason="",
+    )
+    return PeerResponse(itself, replace(view, **changes))

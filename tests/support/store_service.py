@@ -11,9 +11,8 @@ from unittest import mock
 
 from gigl_loader.rpc.graph_store_pb2 import SampleRequest
 from gigl_loader.sampling.plan import BatchPlan
-from gigl_server.access import LOCAL, Identity
+from gigl_server.admission import LOCAL, Identity, Limits
 from gigl_server.counters import Counters
-from gigl_server.quotas import Limits
 from gigl_server.sampling.frame_maker import FrameMaker
 from gigl_server.sampling.service import SamplingService
 from gigl_server.sessions.channel import ChannelOptions

@@ -10,8 +10,8 @@ import pytest
 
 from gigl_loader.rpc.server_proof import announcement_proof
 from gigl_loader.rpc.store_client import StoreClient
-from gigl_server.audit import AuditLog
-from gigl_server.cluster.discovery import View
+from gigl_server.cluster.membership import View
+from gigl_server.logs import AuditLog
 from gigl_server.ports.admin import Announcements
 from tests.support.store_control import client_of, controlled
 
@@ -54,7 +54,7 @@ def test_an_announcement_without_proof_is_ignored_and_logged(caplog: pytest.LogC
             client.cluster(10, announce=HERE, cluster_key=OTHER, challenge=client.cluster(10).challenge)
             client.cluster(10, announce=HERE, cluster_key=KEY, challenge="made up")
     assert heard == []
-    lines = [record.message for record in caplog.records if record.name.endswith("audit")]
+    lines = [record.message for record in caplog.records if record.name.endswith("logs")]
     assert len(lines) == 5
     what = f"a storage server announced at {HERE} said 'root', without proof of the cluster key"
     assert lines[0] == f"refused 127.0.0.1, token 1: {what}"

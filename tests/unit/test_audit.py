@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from gigl_server.access import Identity
-from gigl_server.audit import AuditLog, GrpcLogFilter, printable
+from gigl_server.admission import Identity
+from gigl_server.logs import AuditLog, GrpcLogFilter, printable
 
 ALICE = Identity(address="10.0.0.1", token="alice")
 BOB = Identity(address="10.0.0.2")

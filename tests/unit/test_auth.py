@@ -14,8 +14,8 @@ from gigl_loader.rpc.checksums import CHECKSUM_HEADER, checksum_text
 from gigl_loader.rpc.control import REFUSAL_HEADER, refusal_mark
 from gigl_loader.rpc.credentials import Credentials
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
-from gigl_server.audit import AuditLog
 from gigl_server.counters import Counters
+from gigl_server.logs import AuditLog
 from gigl_server.ports.auth import AuthenticatedCalls
 
 if TYPE_CHECKING:

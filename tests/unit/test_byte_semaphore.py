@@ -10,7 +10,7 @@ from itertools import islice
 import pytest
 
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
-from gigl_server.access import Identity
+from gigl_server.admission import Identity
 from gigl_server.ports.shares import ByteSemaphore, Loan
 from tests.support.leftovers import wait_until
 

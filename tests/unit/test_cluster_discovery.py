@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from gigl_loader.errors import SamplingError, StorageUnavailable
 from gigl_loader.rpc.endpoint import Endpoint
-from gigl_loader.rpc.requests import WIRE_VERSION
 from gigl_server.cluster.discovery import Discovery
 from gigl_server.cluster.peers import JoinRefused, PeerResponse
 from tests.support.leftovers import wait_until
+from tests.support.store_control import response_of
 
 GRAPH = "a" * 64
 
@@ -30,8 +30,7 @@ def server(port: int, *partitions: int) -> Endpoint:
 
 
 def answer(itself: Endpoint, *others: str, **changes: Any) -> PeerResponse:
-    told = PeerResponse(version="1", wire_version=WIRE_VERSION, graph=GRAPH, itself=itself, others=others)
-    return replace(told, **changes)
+    return response_of(itself, *others, **{"graph": GRAPH, **changes})
 
 
 @dataclass

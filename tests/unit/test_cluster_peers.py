@@ -11,15 +11,15 @@ import pytest
 
 from gigl_loader.errors import StorageUnavailable
 from gigl_loader.rpc.endpoint import Endpoint
-from gigl_loader.rpc.requests import WIRE_VERSION
 from gigl_server.cluster.membership import Membership
 from gigl_server.cluster.peers import PeerResponse, PeerWatch
+from tests.support.store_control import response_of
 
 OTHER = Endpoint(
     host_index=1, host="host", control_port=20, data_port=21, partitions=(1,), what="storage server"
 )
 THIRD = replace(OTHER, control_port=30, data_port=31)
-HERE = PeerResponse(version="1", wire_version=WIRE_VERSION, graph="a", itself=OTHER, others=())
+HERE = response_of(OTHER, graph="a")
 SILENCE = StorageUnavailable("nothing listens there")
 
 
@@ -74,7 +74,7 @@ def test_a_change_is_one_line_and_one_slow_answer_is_none(caplog: pytest.LogCapt
 def test_one_that_comes_back_as_another_is_not_back(
     caplog: pytest.LogCaptureFixture, changes: dict[str, Any], said: str
 ) -> None:
-    script = Script({20: [replace(HERE, **changes)]})
+    script = Script({20: [response_of(OTHER, **{"graph": "a", **changes})]})
     watch = script.watch(members(OTHER))
     watch.look(script.until)
     watch.look(script.until)
@@ -84,14 +84,14 @@ def test_one_that_comes_back_as_another_is_not_back(
 def test_one_that_holds_other_partitions_now_is_a_change() -> None:
     membership = members(OTHER)
     before = membership.version
-    script = Script({20: [replace(HERE, itself=replace(OTHER, partitions=(1, 2)))]})
+    script = Script({20: [response_of(replace(OTHER, partitions=(1, 2)), graph="a")]})
     script.watch(membership).look(script.until)
     assert membership.others[0].partitions == (1, 2)
     assert membership.version > before
 
 
 def test_one_that_stays_away_leaves_once_others_hold_its_partitions() -> None:
-    script = Script({20: [SILENCE], 30: [replace(HERE, itself=THIRD)]})
+    script = Script({20: [SILENCE], 30: [response_of(THIRD, graph="a")]})
     membership = members(OTHER)
     watch = script.watch(membership)
     for now in (0.0, 5.0, 70.0):

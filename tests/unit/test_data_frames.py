@@ -19,9 +19,9 @@ from gigl_loader.rpc.graph_requests import encode_frame_request
 from gigl_loader.rpc.refusals import Damaged, Gone
 from gigl_loader.rpc.reply_stream import fetch_frame
 from gigl_loader.rpc.tokens import job_key, new_job
-from gigl_server.audit import AuditLog
 from gigl_server.counters import Counters
 from gigl_server.frames.store import FrameStore
+from gigl_server.logs import AuditLog
 from gigl_server.ports.data import DataPort
 from gigl_server.ports.queries import Queries
 from tests.support.leftovers import wait_until

@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from gigl_loader.rpc.credentials import Caller, Credentials
 from gigl_loader.rpc.requests import Envelope, encode
 from gigl_loader.rpc.tokens import Token
 from gigl_loader.sampling.store import DrawRule, FeatureRequest, NeighborRequest
+from gigl_server.admission import DATA_PORT
 from gigl_server.peer_server import build_server
 from gigl_server.ports import data, shares
 from gigl_server.ports.queries import Queries
@@ -125,7 +126,7 @@ def test_whoever_does_not_read_holds_its_share_and_no_turn(server: Served, reque
 
 
 def test_calls_are_counted_until_their_replies_were_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gigl_server.ports.data._MAX_CALLS", 6)
+    monkeypatch.setattr(data, "DATA_PORT", replace(DATA_PORT, calls=6))
     with serving() as server, StalledCaller(server.endpoint.data_address, HOSTILE) as hostile:
         assert [hostile.ask(ticket(ROWS)) for _ in range(5)] == [True] * 3 + [False] * 2
         assert gathers(server)
@@ -162,7 +163,7 @@ def test_a_reply_that_nobody_reads_is_ended(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_connections_that_show_no_token_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "_STRANGER_S", 1.0)
+    monkeypatch.setattr(data, "DATA_PORT", replace(DATA_PORT, first_s=1.0))
     request = request_bytes(b"x" * 100, header_of("wrong-token-of-some-length"))
     openings = [b"", b"GIGL", request[:31], request[:40], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", request] * 10
     with serving() as server, ExitStack() as stack:
@@ -178,7 +179,7 @@ def test_connections_that_show_no_token_are_cut(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_oldest_of_too_many_connections_without_a_token_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "_MAX_STRANGERS", 10)
+    monkeypatch.setattr(data, "DATA_PORT", replace(DATA_PORT, connections=10))
     with serving() as server, ExitStack() as stack:
         first, *_ = [stack.enter_context(connected_socket(server.endpoint.data_address)) for _ in range(30)]
         assert read_all(first) == b""

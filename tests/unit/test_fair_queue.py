@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gigl_server.access import LOCAL, Identity
+from gigl_server.admission import LOCAL, Identity
 from gigl_server.sampling.fair_queue import QUANTUM_S, ExpectedCosts, FairQueue
 from tests.support.store_service import Clock
 

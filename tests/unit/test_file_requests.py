@@ -16,7 +16,7 @@ from gigl_loader.rpc.checksums import Crc32c
 from gigl_loader.rpc.graph_requests import MAX_FILE_BYTES, FileRequest, encode_graph_request
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.tensors import Layout
-from gigl_server.access import LOCAL
+from gigl_server.admission import LOCAL
 from gigl_server.counters import Counters
 from gigl_server.ports.queries import Queries
 from tests.support.store_graph import write_graph

@@ -23,7 +23,7 @@ from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.remote_store import fetch_manifest
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_loader.rpc.tokens import EVERYTHING, Grant, Token, parse_grant, parse_tokens
-from gigl_server.access import Access, Identity
+from gigl_server.admission import Access, Identity
 from gigl_server.config import ServeOptions
 from gigl_server.server import build_storage_server
 from tests.support.sources import PLAN, small_graph, small_tables

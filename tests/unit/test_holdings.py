@@ -15,7 +15,7 @@ from gigl_loader.rpc.checksums import Crc32c
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.requests import Envelope, encode
 from gigl_loader.sampling.store import DrawRule, NeighborRequest
-from gigl_server.access import LOCAL
+from gigl_server.admission import LOCAL
 from gigl_server.counters import Counters
 from gigl_server.partitions.holdings import Holdings
 from gigl_server.ports.queries import Queries

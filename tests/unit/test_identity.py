@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gigl_server.access import LOCAL, Identity
+from gigl_server.admission import LOCAL, Identity
 
 
 @pytest.mark.parametrize(

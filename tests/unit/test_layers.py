@@ -188,12 +188,12 @@ SERVER_ROOMS = ("frames", "sessions", "sampling", "cluster", "partitions", "port
 """Of ``gigl_server``, as floors: a room imports from those before it, and the values below."""
 SERVER_VALUES = frozenset(
     {
-        "access",
-        "audit",
+        "admission",
+        "logs",
         "preflight",
         "certificate_renewal",
+        "config",
         "counters",
-        "quotas",
         "supervision",
     }
 )
@@ -253,7 +253,7 @@ HEAVY = ("torch", "torch_geometric", "grpc", "pyarrow", "pandas", "ray", "scipy"
         ("import gigl_loader.partition.task_process, gigl_loader.partition.ray_executor", HEAVY),
         ("import gigl_loader.rpc.remote_store", ("torch", "torch_geometric", "grpc", "cryptography")),
         ("import gigl_loader.hosts.peers", ("torch", "torch_geometric", "grpc", "cryptography")),
-        ("import gigl_server.peer_child", ("torch", "torch_geometric", "cryptography")),
+        ("import gigl_server.child", ("torch", "torch_geometric", "cryptography")),
         ("from gigl_loader import DistNeighborLoader", ("grpc", "pyarrow", "typer")),
         ("import gigl_loader.cli", ("torch", "torch_geometric", "grpc", "pyarrow", "numpy")),
     ],

@@ -7,13 +7,15 @@ import re
 import socket
 import ssl
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from gigl_loader.rpc.credentials import Credentials
 from gigl_loader.rpc.tokens import Token, authorization
-from gigl_server.cluster.discovery import View
+from gigl_server.admission import METRICS_PORT
+from gigl_server.cluster.membership import View
 from gigl_server.config import ServeOptions
 from gigl_server.counters import Counters
 from gigl_server.ports import metrics as metrics_module
@@ -125,7 +127,7 @@ def test_silent_connections_of_a_stranger_keep_nobody_out(
     monkeypatch: pytest.MonkeyPatch, *, tls: bool
 ) -> None:
     """They get the places of one address, each for a moment; every later one is closed at once."""
-    monkeypatch.setattr(metrics_module, "_CALL_S", 0.5)
+    monkeypatch.setattr(metrics_module, "METRICS_PORT", replace(METRICS_PORT, first_s=0.5))
     with port_of(tls=credentials() if tls else None) as port:
         lines = [socket.create_connection(place(port), timeout=20) for _ in range(40)]
         places = port._server._places

@@ -24,6 +24,7 @@ from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.requests import Envelope, SplitRequest, encode, encode_ping
 from gigl_loader.rpc.versions import BuildVersions
 from gigl_loader.sampling.store import DrawRule, FeatureRequest, InducedRequest, NeighborRequest
+from gigl_server.admission import DATA_PORT
 from gigl_server.peer_server import build_server
 from gigl_server.ports import data as data_port
 from gigl_server.ports.queries import Queries
@@ -208,7 +209,7 @@ def test_more_calls_than_allowed_are_asked_again(graph: Graph, monkeypatch: pyte
 def test_a_caller_that_leaves_in_mid_stream_is_not_counted_any_more(
     graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_port, "_MAX_CALLS", 2)
+    monkeypatch.setattr(data_port, "DATA_PORT", replace(DATA_PORT, calls=2))
     with served(graph) as endpoint:
         store = remote_store(graph, endpoint)
         rows = FeatureRequest(kind="node", columns=("x",), rows=np.zeros(500_000, np.int64))  # 32 MB

@@ -8,6 +8,7 @@ import os
 import selectors
 import socket
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 
 from gigl_loader.memfile import create_memory, map_memory
 from gigl_loader.rpc.ring_client import RingRefused, receive_ring
+from gigl_server.admission import RING_PORT
 from gigl_server.frames import ring as ring_module
 from gigl_server.frames.ring import RingServer
 from tests.support.leftovers import wait_until
@@ -123,7 +125,7 @@ def test_what_is_no_channel_is_not_looked_up(server: RingServer, rings: Rings, s
 def test_who_says_nothing_is_sent_away_and_keeps_nobody_waiting(
     rings: Rings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ring_module, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(ring_module, "RING_PORT", replace(RING_PORT, first_s=0.2))
     with opened(rings.of) as server:
         silent = [knock(server) for _ in range(10)]
         assert works(server)
@@ -131,7 +133,7 @@ def test_who_says_nothing_is_sent_away_and_keeps_nobody_waiting(
 
 
 def test_so_many_may_wait(rings: Rings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ring_module, "_MAX_WAITING", 3)
+    monkeypatch.setattr(ring_module, "RING_PORT", replace(RING_PORT, connections=3))
     with opened(rings.of) as server:
         waiting = [knock(server) for _ in range(3)]
         assert said(knock(server)) == (b"", 0)

@@ -18,7 +18,7 @@ import pytest
 
 from gigl_loader.errors import FormatError, GiglError
 from gigl_loader.processes import FreshProcess
-from gigl_loader.rpc import host_service
+from gigl_loader.rpc import host_service, server_process
 from gigl_loader.rpc.credentials import Credentials
 from gigl_loader.rpc.host_service import HostService
 from gigl_loader.rpc.peer import check_peer
@@ -185,7 +185,7 @@ def _no_process(times: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return FreshProcess(*given, **options)
 
     monkeypatch.setattr(host_service, "_PAUSES_S", (0.01, 0.01))
-    monkeypatch.setattr(host_service, "FreshProcess", refuse)
+    monkeypatch.setattr(server_process, "FreshProcess", refuse)
     return refused
 
 
@@ -230,14 +230,11 @@ def test_closing_does_not_wait_for_a_system_that_gives_no_process(monkeypatch: p
 
 
 @pytest.mark.usefixtures("no_leftovers")
-def test_a_stopped_child_is_ended() -> None:
+def test_a_stopped_child_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_service, "_LEAVE_S", 0.1)
     with start() as service:
         os.kill(service.pid, signal.SIGSTOP)
-        host_service._LEAVE_S, leave = 0.1, host_service._LEAVE_S
-        try:
-            service.close()
-        finally:
-            host_service._LEAVE_S = leave
+        service.close()
     assert is_gone(service.pid)
 
 

@@ -18,8 +18,8 @@ from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.partitioned import PartitionedStore
 from gigl_loader.sampling.store import GatherRequest
+from gigl_server.admission import Limits
 from gigl_server.frames.store import BufferPool
-from gigl_server.quotas import Limits
 from gigl_server.sampling.frame_maker import FrameMaker
 from gigl_server.sampling.sampler_pool import SamplerPool
 from gigl_server.sessions.channel import ChannelOptions

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gigl_loader.sampling.costs import SCRATCH_BYTES_PER_EDGE, BatchBounds, BatchTooLarge
-from gigl_server.quotas import Limits
+from gigl_server.admission import Limits
 from gigl_server.sampling.sampler_pool import Scratch
 from tests.support.store_service import Clock
 

@@ -15,9 +15,8 @@ from gigl_loader.channel.frame import Failure
 from gigl_loader.memfile import map_memory
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.sampling.negatives import MAX_AMOUNT, Negatives
-from gigl_server.access import LOCAL, Identity
+from gigl_server.admission import LOCAL, Identity, has_quota
 from gigl_server.frames.store import FrameStore
-from gigl_server.quotas import has_quota
 from gigl_server.sampling.sampler_pool import SamplerPool
 from tests.support.leftovers import wait_until
 from tests.support.made import record_made
@@ -317,7 +316,7 @@ def test_rings_that_nobody_comes_for_commit_nothing() -> None:
             outcome = trainer.answers.next()[1]
             assert not outcome.in_slot
             assert trainer.fetch(outcome) is not None  # Over the network.
-        assert service.rings.committed == 0
+        assert service.rings.held == 0
 
 
 def test_committed_slots_count_until_the_ring_is_closed_and_are_bounded() -> None:
@@ -334,13 +333,13 @@ def test_committed_slots_count_until_the_ring_is_closed_and_are_bounded() -> Non
             assert outcome.in_slot or trainer.fetch(outcome) is not None
         assert 20 < in_slots < 40
         committed = os.fstat(fd).st_blocks * 512
-        assert committed <= service.rings.committed <= 2 << 20
+        assert committed <= service.rings.held <= 2 << 20
         map_memory(fd, 64 << 20)
         os.close(fd)
         trainer.ask(0, slot=1)  # What is committed can be written to again.
         assert trainer.answers.next()[1].in_slot
         service.close_channel(JOB, trainer.channel.id)
-        assert service.rings.committed == 0
+        assert service.rings.held == 0
 
 
 def test_the_service_itself_is_no_owner_with_a_quota() -> None:

@@ -18,7 +18,8 @@ from gigl_loader.errors import StorageUnavailable
 from gigl_loader.rpc.credentials import Caller, Credentials
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_loader.rpc.tokens import new_job
-from gigl_server.cluster.discovery import Readiness
+from gigl_server.admission import METRICS_PORT
+from gigl_server.cluster.membership import Readiness
 from gigl_server.cluster.peers import JoinRefused
 from gigl_server.config import ServeOptions
 from gigl_server.sampling.service import SamplingService
@@ -134,7 +135,7 @@ def test_what_is_neither_metrics_nor_health_is_not_there(servers: list[StorageSe
 def test_who_sends_a_byte_now_and_then_keeps_no_probe_out(
     servers: list[StorageServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gigl_server.ports.metrics._CALL_S", 0.3)
+    monkeypatch.setattr("gigl_server.ports.metrics.METRICS_PORT", replace(METRICS_PORT, first_s=0.3))
     host, _, port = servers[0].metrics_address.rpartition(":")
     with ExitStack() as stack:
         callers = [stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(8)]

@@ -34,9 +34,10 @@ from gigl_loader.rpc.endpoint import Address, Endpoint
 from gigl_loader.rpc.refusals import Busy, Damaged, Unknown
 from gigl_loader.rpc.tokens import JOB_HEADER, job_key
 from gigl_loader.sampling.store import WireCounts
-from gigl_server.audit import AuditLog
-from gigl_server.cluster.discovery import PeerTraffic, View
+from gigl_server.admission import WATCHES
+from gigl_server.cluster.membership import View
 from gigl_server.counters import Counters
+from gigl_server.logs import AuditLog
 from gigl_server.ports import control_call
 from gigl_server.ports.admin import Announcements
 from gigl_server.ports.control import ControlService
@@ -588,8 +589,8 @@ def test_load_names_all_channels_where_the_server_may() -> None:
 
 
 def test_load_names_only_what_is_the_callers() -> None:
-    traffic = PeerTraffic(server=1, counts=WireCounts(bytes_in=5, bytes_out=6, calls=7, retries=8))
-    view = View(members=(), ready=True, reason="", peers=(traffic,))
+    traffic = {1: WireCounts(bytes_in=5, bytes_out=6, calls=7, retries=8)}
+    view = View(members=(), ready=True, reason="", peers=traffic)
     with controlled(options={"view": lambda: view}) as served:
         with client_of(served.endpoint) as client, client_of(served.endpoint, job=OTHER) as other:
             channel = opened(client)
@@ -649,7 +650,7 @@ def test_health_is_told_as_it_changes() -> None:
 def test_strangers_who_hold_on_take_nothing_from_trainers_and_probes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gigl_server.ports.public_calls._WATCHES_PER_CALLER", 2)
+    monkeypatch.setattr("gigl_server.ports.public_calls.WATCHES", replace(WATCHES, calls_per_caller=2))
     silent = threading.Event()
     with (
         controlled(calls=16) as served,

@@ -10,8 +10,8 @@ import pytest
 
 from gigl_loader.rpc.control import status_of
 from gigl_loader.rpc.refusals import RefusalKind
+from gigl_server.admission import Limits
 from gigl_server.config import SERVE_OPTIONS
-from gigl_server.quotas import Limits
 from tests.support.clusters import servers_of
 from tests.support.learnable import learnable_graph
 

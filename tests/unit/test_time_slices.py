@@ -15,9 +15,8 @@ from gigl_loader.channel.frame import Failure
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.tokens import EVERYTHING, Grant
 from gigl_loader.sampling.plans.custom import CustomPlan
-from gigl_server.access import Identity
-from gigl_server.sampling.fair_queue import QUANTUM_S, FairQueue
-from gigl_server.sampling.time_slices import TimeSlices, places
+from gigl_server.admission import Identity
+from gigl_server.sampling.fair_queue import QUANTUM_S, FairQueue, TimeSlices, places
 from gigl_server.sessions.channel import StopCause
 from tests.support.leftovers import wait_until
 from tests.support.sources import PLAN

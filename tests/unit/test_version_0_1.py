@@ -18,7 +18,7 @@ from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.rpc.graph_store_pb2 import SampleRequest
 from gigl_loader.sampling.plans import read_plan
 from gigl_loader.sampling.request import SEED, BatchRequest
-from gigl_server.quotas import Limits
+from gigl_server.admission import Limits
 from gigl_server.sessions.registry import read_request
 from tests.support.pyg_graphs import homogeneous
 

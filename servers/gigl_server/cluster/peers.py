@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from gigl_loader.errors import GiglError, StorageUnavailable
 from gigl_loader.rpc.certificates import tls_fault
@@ -17,11 +17,10 @@ from gigl_loader.rpc.versions import BuildVersions
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from gigl_loader.rpc.control import ClusterView
     from gigl_loader.rpc.credentials import Caller
-    from gigl_loader.rpc.endpoint import Endpoint
     from gigl_server.cluster.membership import Membership
 
 _LOGGER = logging.getLogger(__name__)
@@ -39,25 +38,16 @@ class JoinRefused(GiglError):
     """This server and another cannot be in one cluster. The message says why, with the values of both."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerResponse:
-    """Response of a server to a query: itself, and the servers that it knows."""
+class PeerResponse(NamedTuple):
+    """Response of a server to a query."""
 
-    version: str
-    wire_version: int
-    graph: str
-    """Digest."""
     itself: Endpoint
-    others: tuple[str, ...]
-    """Control addresses of the other servers that it knows."""
-    oldest_wire_version: int = 0
-    draw_specification: int = 0
-    membership: int = 0
-    """Version of ``members``. 0: not told."""
-    members: tuple[Endpoint, ...] = ()
-    """Servers that it knows, itself included."""
-    away: frozenset[str] = frozenset()
-    """Control addresses of those that did not answer it lately."""
+    view: ClusterView
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Control addresses of the other servers that it knows."""
+        return tuple(each.control_address for each in self.view.servers if each != self.itself)
 
 
 class PeerClient:
@@ -85,24 +75,12 @@ class PeerClient:
         Raises ``StorageUnavailable`` where no server responds, ``SamplingError`` or ``ValueError`` for a
         wrong response, ``JoinRefused`` for a server that does not prove the cluster key.
         """
-        endpoint = self._endpoint(address)
-        with _without_rank(endpoint), closing(StoreClient(endpoint, self._caller)) as client:
+        endpoint = Endpoint.of_address(Address.parse(address), what=_WHAT, certificate=self._own.certificate)
+        with closing(StoreClient(endpoint, self._caller)) as client:
             view = self._proven_view(client, address, timeout_s)
-        itself = view.itself
-        if itself is None:
-            raise StorageUnavailable(f"storage server at {address}: {view.reason or 'it is starting'}")
-        return PeerResponse(
-            version=view.version,
-            wire_version=view.wire_version,
-            oldest_wire_version=view.oldest_wire_version,
-            draw_specification=view.draw_specification,
-            graph=view.graph,
-            itself=itself,
-            others=tuple(server.control_address for server in view.servers if server is not itself),
-            membership=view.membership,
-            members=view.servers,
-            away=view.away,
-        )
+        if view.itself is None:
+            raise StorageUnavailable(f"{endpoint}: {view.reason or 'it is starting'}")
+        return PeerResponse(view.itself, view)
 
     def _proven_view(self, client: StoreClient, address: str, timeout_s: float) -> ClusterView:
         """Return the view of a server, and announce this one to it where it lacks what this one knows.
@@ -141,40 +119,28 @@ class PeerClient:
 
     def check(self, endpoint: Endpoint, timeout_s: float) -> None:
         """Check that both ports of a server respond. Raises as ``query``."""
+        endpoint = replace(endpoint, numbered=False)  # Its rank is not known yet.
         try:
-            with _without_rank(endpoint):
-                check_peer(endpoint, self._caller, digest=self._graph, timeout_s=timeout_s)
+            check_peer(endpoint, self._caller, digest=self._graph, timeout_s=timeout_s)
         except ValueError:
             now = self.query(endpoint.control_address, timeout_s).itself
             if now.partitions != endpoint.partitions:  # It took over a partition, or repairs one.
                 raise StorageUnavailable(f"{endpoint} holds other partitions since just now") from None
             raise
 
-    def _endpoint(self, address: str) -> Endpoint:
-        where = Address.parse(address)
-        return Endpoint(
-            host_index=0,
-            host=where.host,
-            control_port=where.port,
-            data_port=where.port,  # Not known yet, and not used.
-            partitions=(),
-            certificate=self._own.certificate,
-            what=_WHAT,
-        )
 
-
-def check_fit(address: str, response: PeerResponse, *, graph: str) -> int:
+def check_fit(address: str, view: ClusterView, *, graph: str) -> int:
     """Return the wire version to use with the server at ``address``.
 
     Raises ``JoinRefused`` where there is none, where it draws otherwise, and where it has another graph.
     """
     try:
-        wire = BuildVersions.of(response).agree(f"{_WHAT} at {address}")
+        wire = BuildVersions.of(view).agree(f"{_WHAT} at {address}")
     except ValueError as error:
         raise JoinRefused(str(error)) from None
-    if response.graph != graph:
+    if view.graph != graph:
         raise JoinRefused(
-            f"storage server at {address} has another graph: digest {response.graph[:12]} vs {graph[:12]} "
+            f"storage server at {address} has another graph: digest {view.graph[:12]} vs {graph[:12]} "
             "here: give all servers parts of one and the same partitioned graph"
         )
     return wire
@@ -185,16 +151,6 @@ def listed(partitions: Sequence[int]) -> str:
     shown = list(map(str, partitions[:10]))
     more = len(partitions) - len(shown)
     return f"[{', '.join(shown)}{f', ... {more} more' if more else ''}]"
-
-
-@contextmanager
-def _without_rank(endpoint: Endpoint) -> Iterator[None]:
-    """Leave the rank out of error messages, because it is not known yet."""
-    try:
-        yield
-    except (GiglError, ValueError) as error:
-        text = str(error).replace(str(endpoint), f"{_WHAT} at {endpoint.control_address}")
-        raise type(error)(text) from None
 
 
 def watched_by(own: Endpoint, members: Sequence[Endpoint]) -> list[Endpoint]:
@@ -249,7 +205,7 @@ class PeerWatch:
             address = member.control_address
             try:
                 response = self._query(address, _WATCH_S)
-                wire = check_fit(address, response, graph=self._graph)
+                wire = check_fit(address, response.view, graph=self._graph)
             except (GiglError, ValueError) as error:
                 self._missed(member, error)
             else:
@@ -278,16 +234,16 @@ class PeerWatch:
             if itself.partitions != member.partitions:
                 _LOGGER.info("%s holds partitions %s now", member, listed(itself.partitions))
             self._membership.put(replace(itself, wire_version=wire))
-        self._membership.merge(response.membership, response.members)
-        self._suspect(response)
+        self._membership.merge(response.view.membership, response.view.servers)
+        self._suspect(response.view)
 
-    def _suspect(self, response: PeerResponse) -> None:
+    def _suspect(self, view: ClusterView) -> None:
         """Query the servers that another one misses, or that have left its newer membership."""
-        newer = response.membership > self._membership.version
-        known = {each.control_address for each in response.members}
+        newer = view.membership > self._membership.version
+        known = {each.control_address for each in view.servers}
         for member in self._membership.others:
             address = member.control_address
-            if address in response.away or (newer and address not in known):
+            if address in view.away or (newer and address not in known):
                 self._suspects.add(address)
 
     def _forget(self, address: str) -> None:

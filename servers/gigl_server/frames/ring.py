@@ -10,51 +10,18 @@ import selectors
 import socket
 import threading
 import time
-from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from gigl_loader.memfile import create_memory, map_memory
 from gigl_loader.rpc.ring_client import CHANNEL_BYTES, RESPONSE_NONE, RESPONSE_RING, peer_uid
-from gigl_server.access import LOCAL
-from gigl_server.quotas import has_quota
+from gigl_server.admission import LOCAL, RING_PORT, Quota
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gigl_loader.arrays import Bytes
-    from gigl_server.access import Identity
-
-
-class RingMemory:
-    """Committed bytes of rings by owner, against one limit. Thread-safe."""
-
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
-        self._lock = threading.Lock()
-        self._committed: Counter[Identity] = Counter()
-
-    @property
-    def committed(self) -> int:
-        """Committed bytes of all rings."""
-        with self._lock:
-            return self._committed.total()
-
-    def take(self, owner: Identity, nbytes: int) -> bool:
-        """Count bytes that are about to be written for the first time. ``False`` where none are left."""
-        with self._lock:
-            own, used = self._committed[owner], self._committed.total()
-            if not has_quota(owner, own=own, used=used, limit=self.nbytes, more=nbytes):
-                return False
-            self._committed[owner] += nbytes
-            return True
-
-    def give(self, owner: Identity, nbytes: int) -> None:
-        """Release the bytes of a closed ring."""
-        with self._lock:
-            self._committed[owner] -= nbytes
-            if not self._committed[owner]:
-                del self._committed[owner]
+    from gigl_server.admission import Identity
 
 
 _UNBOUNDED = 1 << 62
@@ -69,7 +36,7 @@ class FrameRing:
     """
 
     def __init__(
-        self, slots: int, slot_bytes: int, *, memory: RingMemory | None = None, owner: Identity = LOCAL
+        self, slots: int, slot_bytes: int, *, memory: Quota | None = None, owner: Identity = LOCAL
     ) -> None:
         """``ValueError`` for invalid sizes. Committed bytes count in ``memory`` for ``owner``."""
         if slots < 1 or slot_bytes < 1 or slot_bytes % mmap.PAGESIZE:
@@ -78,7 +45,7 @@ class FrameRing:
             )
         self.slots = slots
         self.slot_bytes = slot_bytes
-        self._account = memory or RingMemory(_UNBOUNDED)
+        self._account = memory or Quota("bytes of rings", _UNBOUNDED)
         self._owner = owner
         self._lock = threading.Lock()
         self._memory: Bytes | None = None
@@ -120,7 +87,7 @@ class FrameRing:
                 return None
             more = whole - self._committed.get(number, 0)
             if more > 0:
-                if not self._account.take(self._owner, more):
+                if not self._account.enter(self._owner, more):
                     return None
                 self._committed[number] = whole
         return self.slot(number)[:nbytes]
@@ -144,7 +111,7 @@ class FrameRing:
             committed, self._committed = sum(self._committed.values()), {}
         if fd is not None:
             os.close(fd)
-        self._account.give(self._owner, committed)
+        self._account.leave(self._owner, committed)
 
     def _mapped(self) -> Bytes:
         if self._closed:
@@ -156,8 +123,6 @@ class FrameRing:
 
 
 _LOGGER = logging.getLogger(__name__)
-_PATIENCE_S = 2.0
-_MAX_WAITING = 64
 _BACKLOG = 128
 _END_S = 5.0
 
@@ -228,10 +193,10 @@ class RingServer:
             time.sleep(0.01)  # Without descriptors, the loop would otherwise keep a core busy.
             return
         try:
-            if len(self._visitors) < _MAX_WAITING and peer_uid(visitor) == os.geteuid():
+            if len(self._visitors) < RING_PORT.connections and peer_uid(visitor) == os.geteuid():
                 visitor.setblocking(False)
                 self._selector.register(visitor, selectors.EVENT_READ)
-                self._visitors[visitor] = time.monotonic() + _PATIENCE_S
+                self._visitors[visitor] = time.monotonic() + RING_PORT.first_s
         except OSError:  # The system cannot watch another file. Keep serving.
             _LOGGER.warning("a visitor could not be let in")
         finally:

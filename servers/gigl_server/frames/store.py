@@ -14,9 +14,8 @@ import numpy as np
 
 from gigl_loader.rpc.graph_requests import HANDLE_BYTES, encode_frame_request
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
-from gigl_server.access import LOCAL, Identity
+from gigl_server.admission import LOCAL, Identity, has_quota
 from gigl_server.counters import Counters
-from gigl_server.quotas import has_quota
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,29 +1,123 @@
-"""Adoption: a running server takes over a partition, which is pulled where it does not lie here."""
+"""Adoption: a server takes over a partition, at its start or later, pulled where it does not lie here."""
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gigl_loader.errors import GiglError
+from gigl_loader.errors import GiglError, StorageUnavailable
 from gigl_loader.graph.folder import DiskFolder
-from gigl_loader.graph.manifest import files_of_part
-from gigl_server.partitions.assembly import PullStopped
-from gigl_server.partitions.pull import PullProgress, pull_files, unsound_files
+from gigl_loader.graph.graph import open_partitions
+from gigl_loader.graph.manifest import MANIFEST_NAME, Manifest, check_files, files_of, files_of_part
+from gigl_loader.options import check_verify
+from gigl_server.partitions.assembly import PullStopped, temporary_name
+from gigl_server.partitions.file_sources import FileSourceFinder
+from gigl_server.partitions.pull import PullProgress, pull_from, unsound_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from gigl_loader.graph.graph import Graph
+    from gigl_loader.rpc.credentials import Credentials
+    from gigl_server.config import ServeOptions
     from gigl_server.counters import Counters
     from gigl_server.partitions.file_sources import FileSource
     from gigl_server.partitions.holdings import Holdings
 
 _LOGGER = logging.getLogger(__name__)
+
+
+def open_graph(options: ServeOptions, credentials: Credentials) -> Graph:
+    """Open the partitions that the options name. Those to adopt are pulled and verified first.
+
+    Raises what ``open_partitions`` raises; ``StorageUnavailable`` where no server holds a partition to adopt,
+    and ``OSError`` where there is no room for it.
+    """
+    if options.adopt:
+        _adopt(Path(options.graph_dir), options.adopt, options.peers, credentials)
+    return open_partitions(options.graph_dir, options.served, verify=check_verify(options.verify))
+
+
+def _adopt(path: Path, parts: Sequence[int], peers: Sequence[str], credentials: Credentials) -> None:
+    """Make sure that partitions lie in a folder, sound."""
+    path.mkdir(parents=True, exist_ok=True)
+    caller = credentials.caller()
+    holders = FileSourceFinder(
+        lambda: caller, cluster_key=credentials.cluster_key, certificate=credentials.trusted
+    )
+    manifest, data = _manifest(path, holders, peers)
+    check_files(manifest)
+    if outside := [part for part in parts if part >= manifest.schema.num_partitions]:
+        raise ValueError(f"no partition {outside[0]} in a graph of {manifest.schema.num_partitions}")
+    folder, stop = DiskFolder(path), threading.Event()
+    for part in parts:
+        find = partial(holders.find, peers, partition=part, digest=manifest.digest)
+        progress = PullProgress(f"partition {part}")
+        with progress.shown():
+            _make_sound(
+                folder, manifest, files_of(manifest.schema, [part]), find=find, progress=progress, stop=stop
+            )
+    if data is not None:  # Last: a folder without it is no graph.
+        _write(path / MANIFEST_NAME, data)
+
+
+def _manifest(path: Path, holders: FileSourceFinder, peers: Sequence[str]) -> tuple[Manifest, bytes | None]:
+    """Return the manifest of a folder. Where there is none, that of the other servers, with its bytes."""
+    if (path / MANIFEST_NAME).exists():
+        return Manifest.read(DiskFolder(path)), None
+    if not peers:
+        raise ValueError(f"{path} has no {MANIFEST_NAME}, and no --peer is given to pull it from")
+    with ExitStack() as stack:
+        found = holders.find(peers, partition=None, digest=None)
+        for holder in found:
+            stack.callback(holder.close)
+        if len(graphs := {holder.digest[:12] for holder in found}) > 1:
+            raise ValueError(f"the servers have different graphs: digests {', '.join(sorted(graphs))}")
+        data = found[0].manifest()
+    return Manifest.parse(data, what=f"{MANIFEST_NAME} of {found[0]}"), data
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file, durable, under a temporary name first."""
+    temporary = path.parent / temporary_name(path.name)
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def _make_sound(
+    folder: DiskFolder,
+    manifest: Manifest,
+    names: Sequence[str],
+    *,
+    find: Callable[[], list[FileSource]],
+    progress: PullProgress,
+    stop: threading.Event,
+) -> int:
+    """Pull those files of a partition that do not lie here, sound. Return the bytes that were fetched.
+
+    ``find`` returns servers that hold the partition, or raises ``StorageUnavailable``.
+    """
+    unsound = unsound_files(folder, manifest, names, progress, stop)
+    if not unsound:
+        _LOGGER.info("%s lies here, and is sound", progress.what)
+        return 0
+    try:
+        sources = find()
+    except StorageUnavailable as error:
+        raise StorageUnavailable(f"{unsound[0]} is missing or damaged, and {error}") from None
+    where = ", ".join(map(str, sources))
+    _LOGGER.info("%s: %d files are pulled from %s", progress.what, len(unsound), where)
+    return pull_from(sources, folder, manifest, unsound, progress=progress, stop=stop)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,21 +215,11 @@ class Adopter:
         names = files_of_part(graph.schema, partition)
         if not isinstance(graph.folder, DiskFolder):
             raise ValueError("a server of a graph in memory takes over no partition")
-        unsound = unsound_files(graph.folder, graph.manifest, names, progress, self._ended)
-        fetched = self._pull(graph, partition, unsound, progress) if unsound else 0
+        find = partial(self._find, partition)
+        fetched = _make_sound(
+            graph.folder, graph.manifest, names, find=find, progress=progress, stop=self._ended
+        )
         progress.begin("opening", 0)
         self._holdings.gain([partition])
         self._counters.add(adoptions=1, adopted_bytes=fetched)
         _LOGGER.info("partition %d was taken over in %.1f s", partition, time.monotonic() - began)
-
-    def _pull(self, graph: Graph, partition: int, names: Sequence[str], progress: PullProgress) -> int:
-        assert isinstance(graph.folder, DiskFolder)
-        with ExitStack() as stack:
-            holders = self._find(partition)
-            for holder in holders:
-                stack.callback(holder.close)
-            where = ", ".join(map(str, holders))
-            _LOGGER.info("partition %d: %d files are pulled from %s", partition, len(names), where)
-            return pull_files(
-                graph.folder, graph.manifest, names, holders, progress=progress, stop=self._ended
-            )

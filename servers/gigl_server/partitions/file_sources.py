@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gigl_loader.errors import GiglError, StorageUnavailable
@@ -105,19 +106,17 @@ class FileSourceFinder:
         return found
 
     def _holder(self, address: str, view: ClusterView, wire: int) -> FileSource:
-        where = Address.parse(address)
-        endpoint = Endpoint(
-            host_index=0,
-            host=where.host,
-            control_port=where.port,
+        endpoint = replace(
+            self._endpoint(address),
             data_port=view.data_port,
             partitions=view.partitions,
-            certificate=self._certificate,
-            what="storage server",
-            numbered=False,
             wire_version=wire,
         )
         return FileSource(endpoint, self._caller(), view.graph)
+
+    def _endpoint(self, address: str) -> Endpoint:
+        where = Address.parse(address)
+        return Endpoint.of_address(where, what="storage server", certificate=self._certificate)
 
     def _views(self, addresses: Iterable[str]) -> tuple[dict[str, ClusterView], list[str]]:
         """Return the views of all servers that respond, by address, and the errors of those that do not."""
@@ -139,10 +138,7 @@ class FileSourceFinder:
 
     def _view(self, address: str) -> ClusterView | Exception:
         try:
-            endpoint = Endpoint.of_address(
-                Address.parse(address), what="storage server", certificate=self._certificate
-            )
-            with closing(StoreClient(endpoint, self._caller())) as client:
+            with closing(StoreClient(self._endpoint(address), self._caller())) as client:
                 view = client.cluster(_VIEW_S, cluster_key=self._cluster_key)
         except (GiglError, ValueError) as error:
             return error

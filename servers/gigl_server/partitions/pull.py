@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gigl_loader.graph.folder import DiskFolder
     from gigl_loader.graph.manifest import Manifest
     from gigl_server.partitions.assembly import Source
+    from gigl_server.partitions.file_sources import FileSource
 
 _LOGGER = logging.getLogger(__name__)
 _TELL_EVERY_S = 10.0
@@ -43,7 +44,7 @@ class PullProgress:
         self.done = self.total = 0
         self.state = "waiting"
         """Step in one word: ``waiting``, ``verifying``, ``pulling`` or ``opening``."""
-        self._what = what
+        self.what = what
         self._clock = clock
         self._lock = threading.Lock()
         self._began = self._told = clock()
@@ -72,7 +73,7 @@ class PullProgress:
     def _line(self, now: float) -> str:
         rate = self.done / max(now - self._began, 1e-3)
         done, total = size_text(self.done), size_text(self.total)
-        return f"{self._what}: {self.state}: {done} of {total}, {rate / 1e6:.0f} MB/s"
+        return f"{self.what}: {self.state}: {done} of {total}, {rate / 1e6:.0f} MB/s"
 
     @contextmanager
     def shown(self) -> Iterator[None]:
@@ -85,10 +86,10 @@ class PullProgress:
 
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
         with Progress(*columns, console=Console(stderr=True)) as bars:
-            task = bars.add_task(self._what)
+            task = bars.add_task(self.what)
 
             def show(done: int, total: int) -> None:
-                bars.update(task, description=f"{self._what}: {self.state}", completed=done, total=total)
+                bars.update(task, description=f"{self.what}: {self.state}", completed=done, total=total)
 
             self._show = show
             try:
@@ -162,6 +163,22 @@ def pull_files(
             file.finish()
         _sync_folders(folder.path / name for name in names)
         return fetched
+
+
+def pull_from(
+    sources: Sequence[FileSource],
+    folder: DiskFolder,
+    manifest: Manifest,
+    names: Sequence[str],
+    *,
+    progress: PullProgress,
+    stop: threading.Event,
+) -> int:
+    """Pull files from servers, as ``pull_files``, and close the connections to them."""
+    with ExitStack() as stack:
+        for source in sources:
+            stack.callback(source.close)
+        return pull_files(folder, manifest, names, sources, progress=progress, stop=stop)
 
 
 def _check_room(path: Path, nbytes: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from gigl_loader.errors import FormatError, GiglError, StorageUnavailable
@@ -13,7 +13,7 @@ from gigl_loader.graph.folder import DiskFolder
 from gigl_loader.graph.manifest import files_of_part, part_of
 from gigl_loader.retry import Backoff
 from gigl_server.partitions.assembly import PullStopped
-from gigl_server.partitions.pull import PullProgress, pull_files, size_text, unsound_files
+from gigl_server.partitions.pull import PullProgress, pull_from, size_text, unsound_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -139,16 +139,12 @@ class Repairer:
         """Pull the files, those of each partition from its holders. Return the bytes that were fetched."""
         fetched = 0
         for part in sorted(set(map(part_of, names)), key=str):
-            with ExitStack() as stack:
-                holders = self._find(part)
-                for holder in holders:
-                    stack.callback(holder.close)
-                fetched += pull_files(
-                    folder,
-                    self._holdings.graph.manifest,
-                    [name for name in names if part_of(name) == part],
-                    holders,
-                    progress=PullProgress("repair"),
-                    stop=self._ended,
-                )
+            fetched += pull_from(
+                self._find(part),
+                folder,
+                self._holdings.graph.manifest,
+                [name for name in names if part_of(name) == part],
+                progress=PullProgress("repair"),
+                stop=self._ended,
+            )
         return fetched

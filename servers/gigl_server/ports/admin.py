@@ -26,9 +26,9 @@ from gigl_loader.rpc.server_proof import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gigl_server.access import Identity
-    from gigl_server.audit import AuditLog
-    from gigl_server.cluster.discovery import View
+    from gigl_server.admission import Identity
+    from gigl_server.cluster.membership import View
+    from gigl_server.logs import AuditLog
     from gigl_server.partitions.adoption import Adopter
     from gigl_server.ports.control_call import ControlCall
 

@@ -16,9 +16,8 @@ from gigl_loader.rpc.checksums import CHECKSUM_HEADER, head_is_whole
 from gigl_loader.rpc.control import ANNOUNCEMENT, status_of
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.server_proof import NONCE
-from gigl_server.access import Identity
+from gigl_server.admission import Identity, Quota
 from gigl_server.ports.control_call import ControlCall, MessageReader, handler, header_values
-from gigl_server.quotas import Quota
 
 if TYPE_CHECKING:
     import threading
@@ -26,9 +25,9 @@ if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
     from gigl_loader.rpc.credentials import Credentials
-    from gigl_server.access import Access
-    from gigl_server.audit import AuditLog
+    from gigl_server.admission import Access
     from gigl_server.counters import Counters
+    from gigl_server.logs import AuditLog
     from gigl_server.ports.control_call import Stream
 
     Handler = Callable[[Any, ControlCall], Any]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import resource
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +16,9 @@ from gigl_loader.rpc.control import (
     STORE_METHODS,
     STORE_SERVICE,
 )
-from gigl_server.audit import AuditLog
+from gigl_server.admission import CONTROL_PORT, PEER_PORT, share_of_descriptors
 from gigl_server.certificate_renewal import ServedCertificate
+from gigl_server.logs import AuditLog
 from gigl_server.ports.auth import AuthenticatedCalls
 from gigl_server.ports.graph_store_servicer import GraphStoreServicer
 from gigl_server.ports.public_calls import Health, PublicCalls
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from gigl_loader.rpc.credentials import Credentials
     from gigl_loader.rpc.endpoint import Address
-    from gigl_server.access import Access
-    from gigl_server.cluster.discovery import View
+    from gigl_server.admission import Access
+    from gigl_server.cluster.membership import View
     from gigl_server.counters import Counters
     from gigl_server.ports.admin import AdminCalls
     from gigl_server.ports.control_call import ControlCall
@@ -42,10 +42,8 @@ _LOGGER = logging.getLogger(__name__)
 _STOP_S = 5.0
 _SPARE_THREADS = 8  # In addition to those that wait for messages.
 _GRACE_S = 0.2  # For replies that were not sent yet.
-_PEER_CALLS = 512
 _PEER_MESSAGE_BYTES = 64 << 10
 _REPLY_BYTES = 16 << 20
-_MAX_CONNECTIONS = 8192
 _OPTIONS = [
     ("grpc.so_reuseport", 0),  # Else a second service on the port would take half of the calls.
     ("grpc.max_send_message_length", _REPLY_BYTES),
@@ -56,7 +54,7 @@ _OPTIONS = [
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     # A silent connection holds a descriptor: the default is 120 s, and no end.
-    ("grpc.server_handshake_timeout_ms", 5_000),
+    ("grpc.server_handshake_timeout_ms", int(CONTROL_PORT.first_s * 1e3)),
     ("grpc.max_connection_idle_ms", 10_000),
     # Limit of calls not handled yet: beyond it (by default 1,000), gRPC cancels calls of any caller.
     ("grpc.server.max_pending_requests", 4096),
@@ -103,7 +101,7 @@ class ControlService:
         every reply carries; 0: none.
         """
         message_bytes = _PEER_MESSAGE_BYTES if service is None else service.limits.message_bytes
-        max_calls = _PEER_CALLS if service is None else service.limits.calls
+        max_calls = PEER_PORT.calls if service is None else service.limits.calls
         self._authenticated = AuthenticatedCalls(
             credentials,
             counters,
@@ -142,7 +140,8 @@ class ControlService:
         options = [
             *_OPTIONS,
             ("grpc.max_receive_message_length", message_bytes),
-            ("grpc.max_allowed_incoming_connections", _max_connections()),
+            # The other half of the descriptors is for rings, files and the data port.
+            ("grpc.max_allowed_incoming_connections", share_of_descriptors(2, CONTROL_PORT.connections)),
         ]
         self._threads = ThreadPoolExecutor(self._authenticated.turns + _SPARE_THREADS, "control")
         self._authenticated.pool = self._threads
@@ -189,12 +188,6 @@ class ControlService:
             _LOGGER.warning("calls did not end within %g s", _STOP_S)
         self._authenticated.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-def _max_connections() -> int:
-    """Return half of the descriptor limit: the rest is for rings, files and the data port."""
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MAX_CONNECTIONS if most == resource.RLIM_INFINITY else min(max(most // 2, 1), _MAX_CONNECTIONS)
 
 
 def _stop(server: Any) -> bool:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from gigl_loader.rpc.refusals import Refusal
-    from gigl_server.access import Identity
+    from gigl_server.admission import Identity
 
 _LOGGER = logging.getLogger(__name__)
 

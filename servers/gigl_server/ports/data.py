@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import resource
 import threading
 import time
 from contextlib import ExitStack
@@ -17,7 +16,7 @@ from gigl_loader.rpc.graph_requests import frame_handle
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.requests import check_size
 from gigl_loader.rpc.tokens import JOB_HEADER, job_key
-from gigl_server.access import Identity
+from gigl_server.admission import DATA_PORT, Identity, share_of_descriptors
 from gigl_server.ports.shares import ByteSemaphore, CallsUnderWay
 
 if TYPE_CHECKING:
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
     from gigl_loader.native import DataCall
     from gigl_loader.rpc.credentials import Credentials
     from gigl_loader.rpc.endpoint import Address
-    from gigl_server.audit import AuditLog
     from gigl_server.counters import Counters
+    from gigl_server.logs import AuditLog
     from gigl_server.ports.queries import Queries, Reply
 
 _CACHED = 4096
@@ -186,8 +185,6 @@ class DataThreads:
         return True
 
 
-_MAX_CALLS = 512
-"""Calls from a request to the last byte of its reply. Each holds a thread."""
 _SPARE_THREADS = 16  # Beyond those of calls: they refuse further calls.
 _MAX_TURNS = 64
 """Calls whose reply is being made. A turn is released before the reply is sent."""
@@ -204,9 +201,6 @@ _LOOK_S = 0.05
 """Between two looks at the callers of replies that are being made."""
 _FREELY_S = 1.0
 _SHUTDOWN_S = 5.0
-_MAX_STRANGERS = 256
-_STRANGER_S = 15.0
-"""Time for a connection to show a token. Clients of this library show it with the first bytes."""
 _STRANGERS_SHARE = 4
 """Divisor of this process's descriptor limit: so many connections may be without a token."""
 _ADDRESS_SHARE = 2
@@ -253,19 +247,18 @@ class DataPort:
         self._frames = frames
         self._audit = audit
         self._callers = DataCallers(credentials)
-        self._calls = ByteSemaphore(_MAX_CALLS, wait_s=0.0, what="calls")
+        self._calls = ByteSemaphore(DATA_PORT.calls, wait_s=0.0, what="calls")
         self._turns = ByteSemaphore(_MAX_TURNS, wait_s=_WAIT_FOR_A_TURN_S, what="turns")
         self._receiving = ByteSemaphore(_RECEIVED_BYTES, free=_SMALL_BYTES, what="requests that come")
         self._under_way = CallsUnderWay(self._tell_cut, self._hoarders)
-        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         try:
             self._server = DataServer(
                 address.host,
                 address.port,
                 credentials.data_context(),
-                strangers=min(_MAX_STRANGERS, max(files // _STRANGERS_SHARE, 1)),
-                per_address=max(files // _ADDRESS_SHARE, 1),
-                stranger_s=_STRANGER_S,
+                strangers=share_of_descriptors(_STRANGERS_SHARE, DATA_PORT.connections),
+                per_address=share_of_descriptors(_ADDRESS_SHARE),
+                stranger_s=DATA_PORT.first_s,
                 tokens=credentials.authorizations,
                 refusal=WRONG_TOKEN.to_record(),
             )
@@ -276,7 +269,7 @@ class DataPort:
         self._sweeper.start()
         self._watcher = threading.Thread(target=self._keep_watching, name="data callers", daemon=True)
         self._watcher.start()
-        self._threads = DataThreads(self._server.next, self._respond, most=_MAX_CALLS + _SPARE_THREADS)
+        self._threads = DataThreads(self._server.next, self._respond, most=DATA_PORT.calls + _SPARE_THREADS)
 
     @property
     def port(self) -> int:

@@ -17,8 +17,8 @@ from gigl_server.sessions.channel import ChannelOptions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gigl_server.access import Identity
-    from gigl_server.cluster.discovery import View
+    from gigl_server.admission import Identity
+    from gigl_server.cluster.membership import View
     from gigl_server.ports.control_call import ControlCall
     from gigl_server.ports.reports import PeerCalls
     from gigl_server.sampling.service import SamplingService

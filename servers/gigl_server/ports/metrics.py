@@ -22,10 +22,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from gigl_loader.rpc.certificates import server_context
 from gigl_loader.rpc.endpoint import Address
 from gigl_loader.rpc.tokens import matching_token, shown_form
-from gigl_server.access import Identity
-from gigl_server.audit import AuditLog
+from gigl_server.admission import METRICS_PORT, Identity, Quota
+from gigl_server.logs import AuditLog
 from gigl_server.preflight import check_free
-from gigl_server.quotas import Quota
 
 if TYPE_CHECKING:
     import ssl
@@ -33,10 +32,9 @@ if TYPE_CHECKING:
 
     from gigl_loader.rpc.credentials import Credentials
     from gigl_loader.rpc.tokens import Token
-    from gigl_server.cluster.discovery import View
+    from gigl_server.cluster.membership import View
     from gigl_server.counters import Counters
-    from gigl_server.sampling.load import ServiceLoad
-    from gigl_server.sampling.service import SamplingService
+    from gigl_server.sampling.service import SamplingService, ServiceLoad
 
 _Family = CounterMetricFamily | GaugeMetricFamily
 
@@ -164,8 +162,8 @@ _PEER_METRICS = (
 def _of_peers(view: View) -> Iterator[_Family]:
     for field, name, text in _PEER_METRICS:
         metric = CounterMetricFamily(f"gigl_{name}", text, labels=("server",))
-        for peer in view.peers:
-            metric.add_metric((str(peer.server),), getattr(peer.counts, field))
+        for server, counts in view.peers.items():
+            metric.add_metric((str(server),), getattr(counts, field))
         yield metric
 
 
@@ -178,10 +176,6 @@ def _counter(name: str, text: str, value: float) -> _Family:
 
 
 _LOGGER = logging.getLogger(__name__)
-_MAX_CALLS = 32
-"""Connections at once, each with a thread: one that says nothing must not delay others."""
-_MAX_CALLS_PER_ADDRESS = 16
-_CALL_S = 2.0
 _MAX_HEADER_BYTES = 16 << 10
 _TEXT = "text/plain; charset=utf-8"
 
@@ -238,7 +232,7 @@ class MetricsPort:
     def close(self) -> None:
         """Stop listening. Closing twice is fine."""
         self._server.shutdown()
-        self._thread.join(_CALL_S)
+        self._thread.join(METRICS_PORT.first_s)
         self._server.server_close()
 
 
@@ -256,8 +250,9 @@ class _Server(HTTPServer):
         self.context: ssl.SSLContext | None = None
         self.tokens: tuple[tuple[str, bytes], ...] = ()
         self.address_family = _family(place[0])
-        self._pool = ThreadPoolExecutor(_MAX_CALLS, thread_name_prefix="metrics")
-        self._places = Quota("connections", _MAX_CALLS, _MAX_CALLS_PER_ADDRESS)
+        limits = METRICS_PORT  # A thread each: one that says nothing must not delay others.
+        self._pool = ThreadPoolExecutor(limits.connections, thread_name_prefix="metrics")
+        self._places = Quota("connections", limits.connections, limits.connections_per_address)
         super().__init__(place, _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -278,7 +273,7 @@ class _Server(HTTPServer):
         with ExitStack() as ends:
             ends.callback(self._places.leave, _identity_at(client_address))
             line = ends.enter_context(request.dup())
-            end = threading.Timer(_CALL_S, _cut, (line,))
+            end = threading.Timer(METRICS_PORT.first_s, _cut, (line,))
             end.daemon = True
             end.start()
             ends.callback(end.cancel)
@@ -287,7 +282,7 @@ class _Server(HTTPServer):
     def _serve(self, request: Any, client_address: Any) -> None:
         try:
             if self.context is not None:
-                request.settimeout(_CALL_S)
+                request.settimeout(METRICS_PORT.first_s)
                 request = self.context.wrap_socket(request, server_side=True)
             self.finish_request(request, client_address)
         except Exception:
@@ -298,7 +293,7 @@ class _Server(HTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
-    timeout = _CALL_S
+    timeout = METRICS_PORT.first_s
     server_version = "gigl-loader"
     sys_version = ""
 

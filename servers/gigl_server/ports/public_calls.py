@@ -13,8 +13,8 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2
 
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
+from gigl_server.admission import REFLECTIONS, WATCHES, Quota
 from gigl_server.ports.control_call import MessageReader, Patience, handler, header_values
-from gigl_server.quotas import Quota
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -83,8 +83,6 @@ class Health:
 _LOGGER = logging.getLogger(__name__)
 _PATIENCE = Patience(alone_s=2.0, others_wait_s=0.1, prompt_s=0.1, turns_per_caller=1)
 _TURNS = 1  # Limits the memory for messages of callers without a token.
-_WATCHES, _WATCHES_PER_CALLER = 14, 4
-_REFLECTIONS, _REFLECTIONS_PER_CALLER = 2, 1
 _LASTING_S = 20.0
 _END_S = 1.0
 _MAX_REQUEST_BYTES = 64 << 10
@@ -110,9 +108,9 @@ class PublicCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._authenticated = authenticated
         self._credentials = credentials
         self._reader = MessageReader(_TURNS, _refuse_late, _PATIENCE)
-        self._watches = Quota("watches are open", _WATCHES, _WATCHES_PER_CALLER)
-        self._reflections = Quota("reflections are open", _REFLECTIONS, _REFLECTIONS_PER_CALLER)
-        self._threads = ThreadPoolExecutor(_WATCHES + _REFLECTIONS, thread_name_prefix="public")
+        self._watches = Quota("watches are open", WATCHES.calls, WATCHES.calls_per_caller)
+        self._reflections = Quota("reflections are open", REFLECTIONS.calls, REFLECTIONS.calls_per_caller)
+        self._threads = ThreadPoolExecutor(WATCHES.calls + REFLECTIONS.calls, thread_name_prefix="public")
         self._closed = threading.Event()
         prefix = f"/{health.SERVICE_NAME}/"
         self._calls: dict[str, Callable[[ControlCall], None]] = {

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.graph_requests import Inquiry
     from gigl_loader.rpc.requests import Request
     from gigl_loader.sampling.store import Neighbors
-    from gigl_server.access import Access, Identity
+    from gigl_server.admission import Access, Identity
     from gigl_server.counters import Counters
     from gigl_server.ports.shares import Loan
 

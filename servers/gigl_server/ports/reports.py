@@ -14,9 +14,10 @@ from gigl_loader.rpc.versions import BuildVersions
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from gigl_server.cluster.discovery import View
+    from gigl_server.cluster.membership import View
     from gigl_server.counters import Counters
-    from gigl_server.sampling.load import ChannelLoad, ServiceLoad
+    from gigl_server.sampling.service import ServiceLoad
+    from gigl_server.sessions.channel import ChannelLoad
 
 
 class PeerCalls:
@@ -140,13 +141,13 @@ def server_load(
         channels=[_channel_load(each, named=show_names or each.job == job) for each in load.channels],
         peers=[
             messages.PeerLoad(
-                server=each.server,
-                calls=each.counts.calls,
-                bytes_in=each.counts.bytes_in,
-                bytes_out=each.counts.bytes_out,
-                retries=each.counts.retries,
+                server=server,
+                calls=counts.calls,
+                bytes_in=counts.bytes_in,
+                bytes_out=counts.bytes_out,
+                retries=counts.retries,
             )
-            for each in view.peers
+            for server, counts in view.peers.items()
         ],
         ready=view.ready,
         reason=view.reason,

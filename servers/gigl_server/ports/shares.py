@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gigl_loader.native import StopFlag
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
-from gigl_server.access import LOCAL
+from gigl_server.admission import LOCAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from gigl_loader.native import DataCall
-    from gigl_server.access import Identity
+    from gigl_server.admission import Identity
 
 _FIRST_SHARE = 12
 """A caller that holds nothing gets a twelfth, if that much is left."""

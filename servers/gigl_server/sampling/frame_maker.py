@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.arrays import Bytes
     from gigl_loader.rpc.tokens import Grant
-    from gigl_server.access import Identity
+    from gigl_server.admission import Identity
     from gigl_server.counters import Counters
     from gigl_server.frames.store import BufferPool, FrameStore
     from gigl_server.sampling.journal import Journal

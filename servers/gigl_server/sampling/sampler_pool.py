@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gigl_loader.graph.graph import Graph
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.source import PlanSampler
-    from gigl_server.quotas import Limits
+    from gigl_server.admission import Limits
     from gigl_server.sessions.channel import Channel, SampleTask
 
 _LEAST_EDGES = 1 << 16

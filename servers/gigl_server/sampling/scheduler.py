@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.tokens import EVERYTHING
-from gigl_server.quotas import has_quota
-from gigl_server.sampling.fair_queue import FairQueue
+from gigl_server.admission import Quota
+from gigl_server.sampling.fair_queue import TICK_S, FairQueue, TimeSlices
 from gigl_server.sampling.frame_maker import FrameShares, MadeFrame
-from gigl_server.sampling.time_slices import TICK_S, TimeSlices
 from gigl_server.sessions.channel import SKIPPED, ChannelTotals, Result, StopCause
 
 if TYPE_CHECKING:
@@ -20,9 +18,8 @@ if TYPE_CHECKING:
 
     from gigl_loader.arrays import Bytes
     from gigl_loader.rpc.tokens import Grant
-    from gigl_server.access import Identity
+    from gigl_server.admission import Identity, Limits
     from gigl_server.frames.store import BufferPool, FrameStore
-    from gigl_server.quotas import Limits
     from gigl_server.sampling.sampler_pool import Scratch
     from gigl_server.sessions.channel import Channel, SampleTask
 
@@ -63,15 +60,14 @@ class Scheduler:
         """A thread looks from time to time whether a request is admitted by now."""
         self._scratch = scratch
         self._shares = FrameShares(frames, memory, grant_of)
-        self._nbytes: Counter[Identity] = Counter()
+        self._requests = Quota("bytes of requests", limits.request_bytes)
         self._refusal: Refusal | None = None
         self._closed = False
 
     @property
     def request_bytes(self) -> int:
         """Bytes of the requests that have no result yet."""
-        with self._lock:
-            return self._nbytes.total()
+        return self._requests.held
 
     @property
     def busy(self) -> int:
@@ -94,8 +90,7 @@ class Scheduler:
                 task.channel.last_request = self._clock()
                 ended += self._move_fence(task.channel, task.fence)
                 if task.fence == task.channel.fence:
-                    self._check_room(task)
-                    self._nbytes[task.channel.owner] += task.nbytes
+                    self._take_room(task)
                     task.channel.queue.append(task)
                     self._turns.enter(task.channel)
                     self._work.notify()
@@ -286,7 +281,8 @@ class Scheduler:
         self._frames.drop_channel(channel.id, before_fence=fence)
         return left
 
-    def _check_room(self, task: SampleTask) -> None:
+    def _take_room(self, task: SampleTask) -> None:
+        """Count the bytes of a request. ``Refusal`` beyond a limit."""
         channel = task.channel
         pending = sum(each.fence == channel.fence for each in channel.running) + len(channel.queue)
         if pending + self._frames.held_by(channel.id) >= channel.credit:
@@ -296,15 +292,11 @@ class Scheduler:
             )
         if task.slot and channel.uses_slot(task.slot):
             raise Refusal(RefusalKind.INVALID, f"slot {task.slot} is asked for by another call under way")
-        own, used = self._nbytes[channel.owner], self._nbytes.total()
-        if used + task.nbytes > self._limits.request_bytes:
-            raise Refusal(RefusalKind.BUSY, "the server has as many seeds waiting as it may hold: ask later")
-        if not has_quota(
-            channel.owner, own=own, used=used, limit=self._limits.request_bytes, more=task.nbytes
-        ):
-            raise Refusal(
-                RefusalKind.BUSY, f"{channel.owner} has as many seeds waiting as one may have: ask later"
-            )
+        if not self._requests.enter(channel.owner, task.nbytes):
+            full = self._requests.held + task.nbytes > self._requests.most
+            whose = "the server has" if full else f"{channel.owner} has"
+            most = "it may hold" if full else "one may have"
+            raise Refusal(RefusalKind.BUSY, f"{whose} as many seeds waiting as {most}: ask later")
 
     def _result(self, task: SampleTask, made: MadeFrame | Refusal) -> Result:
         """Return the result of a request, and make its frame available for fetching. Under the lock."""
@@ -345,9 +337,7 @@ class Scheduler:
 
     def _forget(self, channel: Channel, tasks: Iterable[SampleTask]) -> None:
         """Stop counting the bytes of these requests."""
-        self._nbytes[channel.owner] -= sum(each.nbytes for each in tasks)
-        if not self._nbytes[channel.owner]:
-            del self._nbytes[channel.owner]
+        self._requests.leave(channel.owner, sum(each.nbytes for each in tasks))
 
     def _take_waiting(self, channel: Channel) -> list[SampleTask]:
         waiting = channel.empty()

@@ -6,24 +6,22 @@ import logging
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from gigl_loader.processes import release_freed_memory
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.reply_stream import MAX_INLINE_BYTES
 from gigl_loader.rpc.tokens import EVERYTHING
-from gigl_server.access import LOCAL, Identity
-from gigl_server.frames.ring import RingMemory
+from gigl_server.admission import LOCAL, Identity, Limits, Quota
 from gigl_server.frames.store import BufferPool, FrameStore
-from gigl_server.quotas import Limits
+from gigl_server.sampling.fair_queue import places
 from gigl_server.sampling.frame_maker import FrameMaker
 from gigl_server.sampling.journal import Journal
-from gigl_server.sampling.load import ChannelLoad, ServiceLoad
 from gigl_server.sampling.sampler_pool import SamplerPool, Scratch
 from gigl_server.sampling.scheduler import Scheduler
-from gigl_server.sampling.time_slices import places
 from gigl_server.sampling.worker_pool import Housekeeper, WorkerPool
-from gigl_server.sessions.channel import SampleTask
+from gigl_server.sessions.channel import ChannelLoad, SampleTask
 from gigl_server.sessions.registry import (
     Sessions,
     check_channel_options,
@@ -63,6 +61,28 @@ _UNFETCHED_S = 5.0
 """A frame that was ready for so long may be dropped for a waiting job: trainers fetch frames at once."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceLoad:
+    """Load of the service. Sums are since its start, over open and closed channels."""
+
+    workers: int
+    """Number of sampling threads."""
+    busy: int
+    jobs: int
+    producers: int
+    ready_bytes: int
+    """Bytes of frames that are ready to be fetched."""
+    frame_bytes: int
+    """Bytes of frames that are being written, ready or being sent."""
+    ring_bytes: int
+    """Committed bytes of rings."""
+    batches: int
+    nbytes: int
+    sampling_s: float
+    waiting_s: float
+    channels: tuple[ChannelLoad, ...]
+
+
 class SamplingService:
     """Samples for any number of jobs. Thread-safe. A job is identified by its key (``rpc.job.job_key``)."""
 
@@ -92,7 +112,7 @@ class SamplingService:
         """Name of the socket of the ring server. While it is empty, no channel gets a ring."""
         self.limits = limits or Limits()
         self.frames = FrameStore(self.limits.frame_memory, clock, counters)
-        self.rings = RingMemory(self.limits.ring_memory)
+        self.rings = Quota("bytes of rings", self.limits.ring_memory)
         self._graph = graph
         self._allowed_samplers = frozenset(allowed_samplers)
         self._workers = workers
@@ -314,7 +334,7 @@ class SamplingService:
             producers=producers,
             ready_bytes=self.frames.nbytes,
             frame_bytes=self._memory.lent,
-            ring_bytes=self.rings.committed,
+            ring_bytes=self.rings.held,
             batches=totals.batches,
             nbytes=totals.nbytes,
             sampling_s=totals.sampling_s,
@@ -328,7 +348,7 @@ class SamplingService:
             "samplers": self._samplers.idle_bytes,
             "scratch": self._samplers.lent_bytes,
             "frames": self._memory.held,
-            "rings": self.rings.committed,
+            "rings": self.rings.held,
             "requests": self._scheduler.request_bytes,
             "journal": self._journal.nbytes,
         }

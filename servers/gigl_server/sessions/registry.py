@@ -11,9 +11,8 @@ from gigl_loader.rpc.tokens import EVERYTHING
 from gigl_loader.sampling.plan import differences
 from gigl_loader.sampling.plans import read_plan
 from gigl_loader.sampling.request import BatchRequest
-from gigl_server.access import LOCAL, Identity
+from gigl_server.admission import LOCAL, Identity, has_quota
 from gigl_server.frames.ring import FrameRing
-from gigl_server.quotas import has_quota
 from gigl_server.sessions.channel import Channel, ChannelOptions, Producer
 
 if TYPE_CHECKING:
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.tokens import Grant
     from gigl_loader.sampling.plan import BatchPlan
     from gigl_loader.sampling.request import InputColumn
-    from gigl_server.frames.ring import RingMemory
-    from gigl_server.quotas import Limits
+    from gigl_server.admission import Limits, Quota
 
 
 def check_key(key: str, limits: Limits) -> None:
@@ -63,7 +61,7 @@ def read_producer_plan(
         raise Refusal(RefusalKind.INVALID, str(error)) from None
 
 
-def make_ring(options: ChannelOptions, *, free_bytes: int, memory: RingMemory, owner: Identity) -> FrameRing:
+def make_ring(options: ChannelOptions, *, free_bytes: int, memory: Quota, owner: Identity) -> FrameRing:
     """Make the requested ring. ``Refusal`` for invalid sizes, or more than ``free_bytes``."""
     if options.ring_slots * options.ring_slot_bytes > free_bytes:
         raise Refusal(

@@ -1,8 +1,14 @@
-"""Storage server as a process of its own, which another process configures, watches and ends."""
+"""Server as a process of its own, which another process configures, watches and ends.
+
+The parent sends lines of JSON over a socket: first the configuration, then whatever the server takes. The
+server sends its endpoint once it listens, further lines as its kind has them, or an error at any time
+(``gigl_server.child`` is the other side).
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import time
@@ -16,35 +22,51 @@ from gigl_loader.rpc.endpoint import Endpoint
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_ENTRY = "gigl_server.local_server:main"
-_SEND_S, _LEAVE_S, _TERMINATE_S, _KILL_S = 10.0, 5.0, 1.0, 5.0
+_SEND_S, _TERMINATE_S, _KILL_S = 10.0, 1.0, 5.0
 _ERRORS = {kind.__name__: kind for kind in (FileNotFoundError, OSError, ValueError)}
 
 
 class ServerProcess:
     """One server process, and the socket to it."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        """Start the process, and send its configuration. Returns at once."""
-        self._name = config["name"]
+    def __init__(
+        self,
+        entry: str,
+        config: Mapping[str, Any],
+        *,
+        name: str,
+        leave_s: float = 5.0,
+        failure: type[GiglError] = StorageUnavailable,
+        pass_fds: Sequence[int] = (),
+    ) -> None:
+        """Start ``entry`` (``module:function``) in a process, and send ``config``. Returns at once.
+
+        ``name`` is for messages. The server has ``leave_s`` to end by itself before it gets SIGTERM. Errors
+        of the server that are neither ``OSError`` nor ``ValueError`` are raised as ``failure``. ``pass_fds``
+        stay open in the process.
+        """
+        self._name, self._leave_s, self._failure = name, leave_s, failure
         self._unread = b""
         self._is_ready = False
         self._link, far_end = socket.socketpair()
         try:
-            self._process = FreshProcess(_ENTRY, far_end)
+            self._process = FreshProcess(entry, far_end, pass_fds=pass_fds)
         except BaseException:
             self._link.close()
             raise
         finally:
             far_end.close()
-        self._send(config)
+        self._send({**config, "parent_pid": os.getpid()})
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def bound(self, deadline: float) -> Endpoint:
-        """Wait until the server listens. Return its endpoint."""
+        """Wait until the server listens. Return its endpoint.
+
+        Raises ``TimeoutError``, the error of the server, or ``GiglError`` if the process ended without one.
+        """
         return Endpoint.from_json(self._hear(deadline, "listen")["endpoint"])
 
     def meet(self, peers: Sequence[str]) -> None:
@@ -52,11 +74,11 @@ class ServerProcess:
         self._send({"peers": list(peers)})
 
     def ready(self, deadline: float) -> None:
-        """Wait until the server is ready."""
+        """Wait until the server is ready. Raises as ``bound``."""
         if not self._is_ready:
             self._is_ready = bool(self._hear(deadline, "become ready")["ready"])
 
-    def status(self, timeout_s: float) -> int | None:
+    def status(self, timeout_s: float | None) -> int | None:
         """Return the exit status, or ``None`` if the process still runs after ``timeout_s``."""
         return self._process.wait(timeout_s)
 
@@ -79,13 +101,13 @@ class ServerProcess:
 
     def let_go(self) -> None:
         """Tell the process to end, by closing the socket. Does not wait."""
-        with suppress(OSError):
+        with suppress(OSError):  # shutdown, not close: a forked child may hold the socket, too.
             self._link.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> None:
         """Wait for the process to end, then terminate and kill it. Ending twice is fine."""
         self.let_go()
-        for seconds, number in ((_LEAVE_S, signal.SIGTERM), (_TERMINATE_S, signal.SIGKILL)):
+        for seconds, number in ((self._leave_s, signal.SIGTERM), (_TERMINATE_S, signal.SIGKILL)):
             if self._process.wait(seconds) is not None:
                 break
             self._process.send_signal(number)
@@ -111,10 +133,12 @@ class ServerProcess:
             ) from None
         except ConnectionResetError:
             status = self._process.wait(_KILL_S)
-            raise GiglError(f"{self._name} {describe_status(status)} before it could {aim}") from None
+            raise GiglError(
+                f"{self._name} {describe_status(status)} while it started; what it printed says why"
+            ) from None
         line, _, self._unread = self._unread.partition(b"\n")
         document = json.loads(line)
         if "error" in document:
             kind, text = document["error"]
-            raise _ERRORS.get(kind, StorageUnavailable)(f"{self._name}: {text}")
+            raise _ERRORS.get(kind, self._failure)(text)
         return document

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 import time
@@ -12,8 +13,8 @@ from typing import Any
 import pytest
 
 from gigl_loader.errors import GiglError, StorageUnavailable
-from gigl_server import server_process
-from gigl_server.local_server import _told
+from gigl_loader.rpc import server_process
+from gigl_server.child import Parent
 
 
 @pytest.mark.parametrize(
@@ -28,22 +29,28 @@ from gigl_server.local_server import _told
     ],
 )
 def test_any_error_is_told(error: Exception, told: list[str]) -> None:
-    assert _told(error) == told
+    ours, theirs = socket.socketpair()
+    with ours, theirs, theirs.makefile("rb") as lines:
+        Parent(theirs, lines).tell_error(error)
+        Parent(theirs, lines).tell_error(error, "server 1")
+        with ours.makefile("rb") as said:
+            assert json.loads(said.readline()) == {"error": told}
+            assert json.loads(said.readline()) == {"error": [told[0], f"server 1: {told[1]}"]}
 
 
 def test_a_wait_that_had_no_time_left_leaves_time_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than a socket takes at once, to a child that reads it a moment later."""
     ends: list[socket.socket] = []
 
-    def process(_: str, link: socket.socket) -> Any:
+    def process(_: str, link: socket.socket, **options: Any) -> Any:
         ends.append(link.dup())
         return SimpleNamespace(pid=1, wait=lambda _: 0, send_signal=print)
 
     monkeypatch.setattr(server_process, "FreshProcess", process)
-    life = server_process.ServerProcess({"name": "server"})
+    life = server_process.ServerProcess("module:function", {"name": "server"}, name="server")
     [child] = ends
     with child, child.makefile("rb") as lines:
-        assert json.loads(lines.readline()) == {"name": "server"}
+        assert json.loads(lines.readline()) == {"name": "server", "parent_pid": os.getpid()}
         with pytest.raises(TimeoutError, match="server did not listen in time"):
             life.bound(0.0)
         peers = ["host:1"] * 500_000
@@ -52,7 +59,7 @@ def test_a_wait_that_had_no_time_left_leaves_time_to_tell(monkeypatch: pytest.Mo
         late.start()
         life.meet(peers)
         late.join(20)
-        child.sendall(b'{"error": ["GiglError", "why"]}\n')
+        child.sendall(b'{"error": ["GiglError", "server: why"]}\n')
         with pytest.raises(GiglError, match=r"^server: why$"):
             life.bound(time.monotonic() + 20)
     assert heard == [{"peers": peers}]
