@@ -16,6 +16,9 @@
 from __future__ import annotations
 
 import sys
+from typing import TypeVar
+
+Failure = TypeVar("Failure", bound=Exception)
 
 
 class GiglError(Exception):
@@ -52,3 +55,9 @@ def add_note(error: BaseException, note: str) -> None:
         error.add_note(note)
     else:  # Same place, so that pytest and other readers of notes find it.
         error.__notes__ = [*getattr(error, "__notes__", []), note]
+
+
+def strip_traceback(error: Failure) -> Failure:
+    """Return an error that is kept: without cause, context and traceback, whose frames keep memory alive."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)

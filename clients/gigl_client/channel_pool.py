@@ -8,7 +8,8 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gigl_client.channels import Channel, OpenChannel, bare, close_channel, may_pass, open_channel
+from gigl_client.channels import Channel, OpenChannel, close_channel, may_pass, open_channel
+from gigl_loader.errors import strip_traceback
 from gigl_loader.retry import Backoff
 
 if TYPE_CHECKING:
@@ -198,7 +199,7 @@ class ChannelPool:
         try:
             thread.start()
         except RuntimeError as error:  # The system has no thread to give.
-            channel.failure = bare(error)
+            channel.failure = strip_traceback(error)
         else:
             channel.opening = True
 
@@ -232,7 +233,7 @@ class ChannelPool:
             return open_channel(channel.server, self._config, defers=self._defers, contact=channel.contact)
         except Exception as error:
             channel.server.client.connect_anew()  # No call under way is in need of the old connection.
-            return bare(error)
+            return strip_traceback(error)
 
     def _tried(self, channel: Channel, error: Exception) -> None:
         with self._lock:

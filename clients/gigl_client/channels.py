@@ -313,12 +313,6 @@ def may_pass(error: Exception) -> bool:
     return isinstance(error, StorageUnavailable)
 
 
-def bare(error: Exception) -> Exception:
-    """Return the error without cause, context and traceback, whose frames would keep memory alive."""
-    error.__cause__ = error.__context__ = None
-    return error.with_traceback(None)
-
-
 def open_channel(
     server: Server, config: ChannelConfig, *, defers: bool, contact: Contact = Contact.FIRST
 ) -> OpenChannel:

@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from gigl_client.channels import bare
-from gigl_client.in_flight import BatchHedging, InFlight, InFlightRequest
+from gigl_client.in_flight import InFlight, InFlightRequest
 from gigl_client.receiver import Response, ResponseThreads, Unfetched
 from gigl_loader.channel.frame import Failure, Frame
-from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
-from gigl_loader.rpc.attempts import Cancelled
+from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable, strip_traceback
+from gigl_loader.rpc.calls import Cancelled
 from gigl_loader.rpc.control import PENDING_HEADER
 from gigl_loader.rpc.graph_store_pb2 import SampleRequest
 from gigl_loader.rpc.refusals import Busy, Damaged, FaultKind, Gone, Unknown, rule_of
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
     from gigl_client.channel_pool import ChannelPool
     from gigl_client.channels import Channel, OpenChannel
-    from gigl_client.in_flight import Ready
     from gigl_client.receiver import Receiver, Scratch
     from gigl_loader.rpc.graph_store_pb2 import SampleReply
     from gigl_loader.sampling.request import BatchRequest
@@ -84,7 +82,8 @@ class Dispatcher:
         self.retries = self.calls = self.bytes_out = 0
         self.damaged = 0
         """Number of replies and requests that did not match their checksum or broke a rule."""
-        self.hedging = BatchHedging(in_flight)
+        self.hedged = 0
+        """Batches that were requested from a second server."""
         self._times_broken: Counter[int] = Counter()  # By batch of the current epoch.
         self.needed = False
         """The trainer waits for a batch."""
@@ -104,8 +103,11 @@ class Dispatcher:
             self._channels.forget_loads()
             self._hand_out()
 
-    def take(self) -> Ready | None:
-        """Return the next batch, or ``None`` where it was not received yet. Sends further requests."""
+    def take(self) -> Frame | Exception | None:
+        """Return the next batch or the exception that failed it, ``None`` where none was received yet.
+
+        Sends further requests.
+        """
         with self._changed:
             ready = self._in_flight.take()
             if ready is not None:
@@ -150,17 +152,17 @@ class Dispatcher:
 
     def _hedge(self, now: float) -> None:
         """Request the awaited batch from a second server where its server is late."""
-        late = self.hedging.due(now)
+        late = self._in_flight.late(now)
         channel = None if late is None else self._channels.for_hedge(late.channel)
         if late is None or channel is None:
             return
-        self.hedging.count += 1
+        self.hedged += 1
         if not channel.late:  # Else there would be no server left to prefer.
             late.channel.is_late(now - late.since)
             if late.replied:  # Its frame is late, and no further response of the server may be under way.
                 late.channel.is_alive()
         _LOGGER.debug("%s is late with batch %d: asking %s", late.channel, late.request.batch, channel)
-        self._send(channel, late.request, now, hedge=True)
+        self._send(channel, late.request, now)
 
     def _check_awaited(self, now: float) -> None:
         """Ask a silent server whether it has the request of the awaited batch."""
@@ -188,17 +190,14 @@ class Dispatcher:
             self._changed.notify_all()
             return None
 
-    def _send(self, channel: Channel, request: BatchRequest, now: float, *, hedge: bool = False) -> None:
+    def _send(self, channel: Channel, request: BatchRequest, now: float) -> None:
         opened = channel.opened
         assert opened is not None, "only open channels are asked"
         slot = None if opened.ring is None else opened.ring.take()
         sent = InFlightRequest(
             request=request, fence=self._in_flight.fence, channel=channel, opened=opened, slot=slot, since=now
         )
-        if hedge:
-            self._in_flight.add_hedge(sent)
-        else:
-            self._in_flight.add(sent)
+        self._in_flight.add(sent)
         message = _message(sent)
         self.calls += 1
         self.bytes_out += len(message.inputs) + len(message.index)
@@ -224,7 +223,7 @@ class Dispatcher:
             else:
                 self._settle_request(response, scratch)
         except Exception as error:
-            bare(error)  # Its frames hold what the threads of the store refer to, which may hold the error.
+            strip_traceback(error)  # Threads of a store may keep it, and its frames refer to those.
             if not isinstance(error, Cancelled):  # Else another server has sent the batch.
                 self._land(response.sent, error)
 
@@ -310,7 +309,7 @@ class Dispatcher:
         with self._changed:
             if self._in_flight.is_current(sent):
                 self.retries += 1
-                self._in_flight.put_back(sent, bare(error), time.monotonic())
+                self._in_flight.put_back(sent, error, time.monotonic())
                 self._go_on()
 
     def _came_damaged(self, sent: InFlightRequest, text: str) -> None:
@@ -338,7 +337,7 @@ class Dispatcher:
         with self._changed:
             if self._in_flight.is_current(sent):
                 self.retries += 1
-                self._in_flight.put_back(sent, bare(error), time.monotonic())
+                self._in_flight.put_back(sent, error, time.monotonic())
             self._lose(sent, error)
 
     def _lose(self, sent: InFlightRequest, error: Exception) -> None:
@@ -346,7 +345,7 @@ class Dispatcher:
         with self._changed:
             if sent.channel.opened is sent.opened:
                 self.retries += self._in_flight.put_back_all(sent.opened, time.monotonic())
-                self._channels.lose(sent.channel, bare(error))
+                self._channels.lose(sent.channel, strip_traceback(error))
                 self._go_on()
 
     def _put_back(self, opened: OpenChannel) -> None:
@@ -356,11 +355,11 @@ class Dispatcher:
     def _land(self, sent: InFlightRequest, frame: Frame | Exception) -> None:
         with self._changed:
             if self._in_flight.is_current(sent):
-                self.hedging.landed(sent, time.monotonic())
-                if not isinstance(frame, Exception):
+                if isinstance(frame, Exception):
+                    frame = strip_traceback(frame)
+                else:
                     self._channels.received(frame.nbytes)
-                other = self._in_flight.land(sent, bare(frame) if isinstance(frame, Exception) else frame)
-                if other is not None:
+                for other in self._in_flight.land(sent, frame, time.monotonic()):
                     self._cancel_late(other)
                 self._go_on()
 
@@ -417,7 +416,7 @@ class Dispatcher:
             response.call.result()
             trailers = response.call.trailing_metadata() or ()
         except Exception as error:
-            sent.channel.note_fault(bare(_translated(sent, error)))
+            sent.channel.note_fault(strip_traceback(_translated(sent, error)))
             if isinstance(error, grpc.RpcError) and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 sent.checks_silent += 1
                 # At the first, second, fourth, ...: a server that stands still gets few connections.

@@ -1,16 +1,15 @@
-"""Batches in flight: requested, waited for, requested again or from a second server, and received."""
+"""Batches in flight: a ``Call`` for each, the wait for the next one, and the errors of a wait in vain."""
 
 from __future__ import annotations
 
 import math
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gigl_client.channels import may_pass
 from gigl_loader.errors import SamplingError, StorageUnavailable
-from gigl_loader.retry import Backoff
-from gigl_loader.rpc.attempts import Cancellation, Hedging
+from gigl_loader.rpc.calls import Call, Cancellation, Hedging
 
 if TYPE_CHECKING:
     import threading
@@ -47,22 +46,28 @@ class InFlightRequest:
             self.opened.ring.give(self.slot)
 
 
+_KIND = "batch"
+_MAX_AT_ONCE = 2
+"""Servers that are asked for a batch at the same time."""
+
+
 @dataclass(slots=True, eq=False)
-class Ready:
-    """A received batch, or the exception to raise in its place."""
+class _Batch:
+    """A batch that was requested and not delivered yet."""
 
-    channel: Channel | None
-    frame: Frame | Exception
+    request: BatchRequest
+    """The same at every attempt: a batch is a pure function of it."""
+    call: Call[InFlightRequest]
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class RetryState:
-    """Retries of a batch that was not received so far."""
+class Failing(NamedTuple):
+    """A batch of which an attempt has failed."""
 
+    batch: int
     since: float
-    backoff: Backoff
-    not_before: float
-    error: Exception
+    """Time of the first failure (monotonic)."""
+    error: Exception | None
+    """The last one."""
 
 
 class InFlight:
@@ -71,6 +76,7 @@ class InFlight:
     def __init__(self, num_batches: int, *, in_order: bool) -> None:
         self._num_batches = num_batches
         self._in_order = in_order
+        self._hedging = Hedging()
         self.fence = 0
         self.epoch = -1
         self.position = self._next_batch = num_batches
@@ -82,13 +88,9 @@ class InFlight:
         """Later batches need not wait for the first one of the epoch: it was received, or must be retried."""
         self.taken = 0
         """Batches received, in all epochs."""
-        self._returned: list[int] = []
-        self._requests: dict[int, BatchRequest] = {}
-        self._ready: dict[int, Ready] = {}
-        self.sent: dict[int, InFlightRequest] = {}
-        self.hedged: dict[int, InFlightRequest] = {}
-        """Second requests of batches in ``sent``, at other servers. The first response counts."""
-        self.retries: dict[int, RetryState] = {}
+        self._batches: dict[int, _Batch] = {}
+        self._ready: dict[int, tuple[Frame | Exception, Channel | None]] = {}
+        """Received batches and the errors of failed ones, with the channel that each came over."""
 
     def start(self, epoch: int, first_batch: int) -> None:
         """Leave the current epoch: responses to its requests are discarded from now on."""
@@ -98,8 +100,8 @@ class InFlight:
         self.epoch, self.position, self._next_batch = epoch, first_batch, first_batch
         self.remaining = self._num_batches - first_batch
         self._begun = self.has_first = not self._in_order
-        for kept in (self._returned, self._requests, self._ready, self.sent, self.hedged, self.retries):
-            kept.clear()
+        self._batches.clear()
+        self._ready.clear()
 
     def stop(self) -> None:
         """Leave the current epoch without starting another."""
@@ -116,10 +118,11 @@ class InFlight:
         In order, the first batch of an epoch is requested alone until a server has sampled it: the trainer
         waits for it, and all servers would be busy with later ones.
         """
-        due = [batch for batch in self._returned if not self._waits(batch, now)]
+        idle = self._idle()
+        due = [number for number, batch in idle if batch.call.due_at() <= now]
         if due:
             return min(due)
-        if not self._begun and self.sent:
+        if not self._begun and len(idle) < len(self._pending()):
             return None
         return self._next_batch if self._next_batch < self._num_batches else None
 
@@ -129,26 +132,39 @@ class InFlight:
 
     def known_request(self, batch: int) -> BatchRequest | None:
         """Return the request of a batch that was requested before. ``None`` for a new batch."""
-        return self._requests.get(batch)
+        known = self._batches.get(batch)
+        return None if known is None else known.request
 
     def add(self, sent: InFlightRequest) -> None:
-        """Record a request that was sent for a batch that ``next`` returned."""
-        batch = sent.request.batch
-        self._leave(batch)
-        self._requests[batch] = sent.request
-        self.sent[batch] = sent
-        sent.channel.load += 1
-
-    def add_hedge(self, sent: InFlightRequest) -> None:
-        """Record a second request for a batch that is in flight."""
-        self.hedged[sent.request.batch] = sent
+        """Record a request that was sent: for a batch that ``next`` returned, or for a late one."""
+        number = sent.request.batch
+        batch = self._batches.get(number)
+        if batch is None:
+            call: Call[InFlightRequest] = Call(_KIND, self._hedging, most=_MAX_AT_ONCE)
+            batch = self._batches[number] = _Batch(sent.request, call)
+            self._next_batch = number + 1
+        batch.call.started(sent)
         sent.channel.load += 1
 
     def oldest_awaited(self) -> InFlightRequest | None:
-        """Return the request of the next batch to be delivered; out of order, the oldest."""
-        if self._in_order:
-            return self.sent.get(self.position)
-        return min(self.sent.values(), key=lambda sent: sent.since, default=None)
+        """Return the first request of the next batch to be delivered; out of order, the oldest."""
+        call = self._awaited()
+        return call.attempts[0] if call is not None else None
+
+    def late(self, now: float) -> InFlightRequest | None:
+        """Return the request that the trainer waits for, if it should be sent to a second server now."""
+        call = self._awaited()
+        return call.attempts[0] if call is not None and call.may_start(now) else None
+
+    def late_at(self) -> float:
+        """Return when ``late`` returns a request (monotonic). Infinity where none is awaited."""
+        call = self._awaited()
+        return math.inf if call is None else call.due_at()
+
+    def sent_over(self, channel: Channel) -> list[InFlightRequest]:
+        """Return the requests that were sent over a channel and not replied to, by batch."""
+        sent = [each for batch in self._pending() for each in batch.call.attempts if each.channel is channel]
+        return sorted(sent, key=lambda each: each.request.batch)
 
     def replied(self, sent: InFlightRequest) -> bool:
         """Record that a server responded. Return whether the response is still awaited."""
@@ -158,148 +174,98 @@ class InFlight:
 
     def is_current(self, sent: InFlightRequest) -> bool:
         """Return whether the response to this request is still awaited."""
-        batch = sent.request.batch
-        return self.sent.get(batch) is sent or self.hedged.get(batch) is sent
+        batch = self._batches.get(sent.request.batch)
+        return batch is not None and any(each is sent for each in batch.call.attempts)
 
     def put_back(self, sent: InFlightRequest, error: Exception | None, now: float) -> None:
         """Queue a batch again: at once, or, after an ``error``, with a delay that grows per error.
 
         A batch that another server is asked for as well is left to that server.
         """
-        batch = sent.request.batch
         sent.channel.load -= 1
         self._begun = self.has_first = True
-        second = self.hedged.pop(batch, None)
-        if second is not None:
-            if second is not sent:
-                self.sent[batch] = second
-            return
-        del self.sent[batch]
-        self._returned.append(batch)
-        if error is not None:
-            before = self.retries.get(batch)
-            backoff = Backoff() if before is None else before.backoff
-            self.retries[batch] = RetryState(
-                since=now if before is None else before.since,
-                backoff=backoff,
-                not_before=now + backoff.next_s(),
-                error=error,
-            )
+        self._batches[sent.request.batch].call.failed(sent, now, error)
 
     def put_back_all(self, opened: OpenChannel, now: float) -> int:
         """Queue all batches of a lost channel again. Return how many."""
-        lost = [each for each in (*self.sent.values(), *self.hedged.values()) if each.opened is opened]
+        lost = [each for batch in self._pending() for each in batch.call.attempts if each.opened is opened]
         for sent in lost:
             self.put_back(sent, None, now)
         return len(lost)
 
-    def land(self, sent: InFlightRequest, frame: Frame | Exception) -> InFlightRequest | None:
+    def land(self, sent: InFlightRequest, frame: Frame | Exception, now: float) -> list[InFlightRequest]:
         """Record a received batch, or the exception that failed it.
 
-        Return the request for it that another server has, too, and that nobody needs any more.
+        Return the requests for it that other servers have, too, and that nobody needs any more.
         """
-        batch = sent.request.batch
-        first, second = self.sent.pop(batch), self.hedged.pop(batch, None)
-        other = second if sent is first else first
-        if other is not None:
+        others = self._batches[sent.request.batch].call.won(sent, now)
+        for other in others:
             other.channel.load -= 1
         sent.channel.allowance += 1
         self.has_first = True
-        self._ready[batch] = Ready(sent.channel, frame)
-        return other
+        self._ready[sent.request.batch] = frame, sent.channel
+        return others
 
     def fail(self, batch: int, error: Exception) -> None:
-        """Record that a batch that ``next`` returned cannot be requested."""
-        self._leave(batch)
-        self._ready[batch] = Ready(None, error)
+        """Record that a new batch that ``next`` returned cannot be requested."""
+        self._next_batch = batch + 1
+        self._ready[batch] = error, None
 
-    def take(self) -> Ready | None:
-        """Take the next batch, or return ``None``. A batch that was taken counts as received."""
+    def take(self) -> Frame | Exception | None:
+        """Take the next batch, or the exception to raise in its place. ``None`` where none is ready.
+
+        A batch that was taken counts as received.
+        """
         batch = self.position if self._in_order else next(iter(self._ready), -1)
-        ready = self._ready.pop(batch, None)
-        if ready is None:
+        if batch not in self._ready:
             return None
-        if ready.channel is not None:
-            ready.channel.load -= 1
-            ready.channel.batches += not isinstance(ready.frame, Exception)
-        self._requests.pop(batch, None)
-        self.retries.pop(batch, None)
+        frame, channel = self._ready.pop(batch)
+        if channel is not None:
+            channel.load -= 1
+            channel.batches += not isinstance(frame, Exception)
+        self._batches.pop(batch, None)
         self.remaining -= 1
         self.taken += 1
         self.position = batch + 1
-        return ready
+        return frame
 
-    def delaying_retry(self) -> tuple[int, RetryState] | None:
-        """Return the retried batch that delays delivery: the next one, or, out of order, the oldest."""
-        if self._in_order:
-            found = self.retries.get(self.position)
-            return None if found is None else (self.position, found)
-        return min(self.retries.items(), key=lambda item: item[1].since, default=None)
+    def delaying_retry(self) -> Failing | None:
+        """Return the failing batch that delays delivery: the next one, or, out of order, the oldest."""
+        failing = [
+            Failing(number, batch.call.failing_since, batch.call.error)
+            for number, batch in self._batches.items()
+            if batch.call.failing_since is not None and (not self._in_order or number == self.position)
+        ]
+        return min(failing, key=lambda each: each.since, default=None)
 
     def next_retry(self, now: float) -> float:
         """Return the earliest end of a backoff (monotonic). Infinity where no batch backs off.
 
         Batches whose backoff is over wait for a server to become available, which is signalled separately.
         """
-        waiting = [self.retries[batch].not_before for batch in self._returned if self._waits(batch, now)]
-        return min(waiting, default=float("inf"))
+        ends = (batch.call.due_at() for _, batch in self._idle())
+        return min((end for end in ends if end > now), default=math.inf)
 
-    def _waits(self, batch: int, now: float) -> bool:
-        return batch in self.retries and self.retries[batch].not_before > now
+    def _pending(self) -> list[_Batch]:
+        """Return the batches that were requested and not received."""
+        return [batch for number, batch in self._batches.items() if number not in self._ready]
 
-    def _leave(self, batch: int) -> None:
-        if batch in self._returned:
-            self._returned.remove(batch)
-        else:
-            self._next_batch = batch + 1
+    def _idle(self) -> list[tuple[int, _Batch]]:
+        """Return the batches of which no request is under way, by number."""
+        return [
+            (number, batch)
+            for number, batch in self._batches.items()
+            if not batch.call.attempts and number not in self._ready
+        ]
 
-
-_KIND = "batch"
-
-
-class BatchHedging:
-    """Says which request is late. Guarded by the lock of the dispatcher."""
-
-    def __init__(self, in_flight: InFlight) -> None:
-        self._in_flight = in_flight
-        self._hedging = Hedging()
-        self._refused = -math.inf
-        """When the request was sent for which the budget had no hedge left."""
-        self.count = 0
-        """Batches that were requested from a second server."""
-
-    def landed(self, sent: InFlightRequest, now: float) -> None:
-        """Record how long a received batch took."""
-        self._hedging.record(_KIND, now - sent.since)
-
-    def due(self, now: float) -> InFlightRequest | None:
-        """Return the request that should be sent to a second server now.
-
-        It is later than 95 % of the requests, and within the budget of 5 % of them; or so late that its
-        server counts as stalled, whatever the budget.
-        """
-        sent = self._awaited()
-        if sent is None or now < self.at():
-            return None
-        if now - sent.since < self._hedging.stalled_s(_KIND) and not self._hedging.take():
-            self._refused = sent.since
-            return None
-        return sent
-
-    def at(self) -> float:
-        """Return when a request is due (monotonic). Infinity where none is awaited."""
-        sent = self._awaited()
-        if sent is None:
-            return math.inf
-        delay = self._hedging.delay_s(_KIND)
-        if delay is None or self._refused == sent.since:
-            delay = self._hedging.stalled_s(_KIND)
-        return sent.since + delay
-
-    def _awaited(self) -> InFlightRequest | None:
-        """Return the request that the trainer waits for, unless it was sent to a second server before."""
-        sent = self._in_flight.oldest_awaited()
-        return None if sent is None or sent.request.batch in self._in_flight.hedged else sent
+    def _awaited(self) -> Call[InFlightRequest] | None:
+        """Return the call for the next batch to be delivered; out of order, the oldest. With a request."""
+        calls = (
+            batch.call
+            for number, batch in self._batches.items()
+            if batch.call.attempts and (not self._in_order or number == self.position)
+        )
+        return min(calls, key=lambda call: call.attempts[0].since, default=None)
 
 
 _MAX_NAMED = 8
@@ -314,7 +280,6 @@ class BatchWait:
         channels: ChannelPool,
         in_flight: InFlight,
         changed: threading.Condition,
-        hedging: BatchHedging,
         *,
         fetchers_stuck_at: Callable[[], float],
         check_at: Callable[[], float],
@@ -328,7 +293,6 @@ class BatchWait:
         self._channels = channels
         self._in_flight = in_flight
         self._changed = changed
-        self._hedging = hedging
         self._fetchers_stuck_at = fetchers_stuck_at
         self._check_at = check_at
         self._timeout_s = timeout_s
@@ -348,10 +312,10 @@ class BatchWait:
             self._received, self._calm = self._in_flight.taken, now
         self._check_channels(now, began=deadline - timeout)
         retry = self._in_flight.delaying_retry()
-        give_up = float("inf") if retry is None else max(retry[1].since, self._calm) + self._timeout_s
+        give_up = math.inf if retry is None else max(retry.since, self._calm) + self._timeout_s
         if retry is not None and now >= give_up:
             self._calm = now
-            raise _unavailable(self._in_flight.epoch, *retry, now)
+            raise _unavailable(self._in_flight.epoch, retry, now)
         if now >= deadline:
             raise self._timed_out(now, timeout, retry)
         until = min(
@@ -381,15 +345,15 @@ class BatchWait:
 
     def _hedge_at(self, now: float) -> float:
         """Return when to look for a late request. One that no other server can take is left to its own."""
-        at = self._hedging.at()
-        return at if at > now else float("inf")
+        at = self._in_flight.late_at()
+        return at if at > now else math.inf
 
-    def _timed_out(self, now: float, timeout: float, retry: tuple[int, RetryState] | None) -> Exception:
+    def _timed_out(self, now: float, timeout: float, retry: Failing | None) -> Exception:
         for channel in self._needed():
-            if channel.failure is not None and (retry is None or channel.down_since < retry[1].since):
+            if channel.failure is not None and (retry is None or channel.down_since < retry.since):
                 return _not_reached(channel, channel.failure, now)
         if retry is not None:  # No server is away for longer.
-            return _unavailable(self._in_flight.epoch, *retry, now)
+            return _unavailable(self._in_flight.epoch, retry, now)
         waiting = _waiting_text(self._channels, self._in_flight, timeout, now)
         latest = max(self._channels, key=lambda channel: channel.fault_at, default=None)
         if latest is None or latest.last_fault is None or latest.fault_at < now - timeout:
@@ -429,10 +393,10 @@ def _named(channel: Channel, error: Exception) -> str:
     return text if str(channel) in text else f"{channel}: {text}"
 
 
-def _unavailable(epoch: int, batch: int, retry: RetryState, now: float) -> StorageUnavailable:
-    seconds = now - retry.since
+def _unavailable(epoch: int, failing: Failing, now: float) -> StorageUnavailable:
+    batch, since, error = failing
     return StorageUnavailable(
-        f"batch {batch} of epoch {epoch}: {retry.error} (asked for it for {seconds:.1f} s)"
+        f"batch {batch} of epoch {epoch}: {error} (asked for it for {now - since:.1f} s)"
     )
 
 
@@ -447,10 +411,7 @@ def _waiting_text(channels: ChannelPool, in_flight: InFlight, timeout: float, no
 def _state(channel: Channel, in_flight: InFlight, now: float) -> str:
     if channel.opened is None:
         return f"is away for {now - channel.down_since:.1f} s"
-    requests = sorted(
-        (sent for sent in in_flight.sent.values() if sent.channel is channel),
-        key=lambda sent: sent.request.batch,
-    )
+    requests = in_flight.sent_over(channel)
     if not requests:
         return "is asked for nothing"
     named = ", ".join(f"{sent.request.batch} ({now - sent.since:.1f} s)" for sent in requests[:_MAX_NAMED])

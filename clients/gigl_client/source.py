@@ -125,7 +125,6 @@ class RemoteSource:
             self._channels,
             self._in_flight,
             self._changed,
-            self._dispatcher.hedging,
             fetchers_stuck_at=self._dispatcher.threads.stuck_at,
             check_at=self._dispatcher.check_at,
             timeout_s=timeout_s,
@@ -199,7 +198,7 @@ class RemoteSource:
                 "workers": [],
                 "retries": dispatcher.retries + rows.retries,
                 "damaged": dispatcher.damaged + rows.damaged,
-                "hedged": dispatcher.hedging.count + rows.hedged,
+                "hedged": dispatcher.hedged + rows.hedged,
                 **self._channels.summary(),
             }
 
@@ -221,9 +220,9 @@ class RemoteSource:
                     self._batch_wait.wait(deadline, timeout)
             finally:
                 dispatcher.needed = False
-        if isinstance(ready.frame, Exception):
-            raise ready.frame
-        return ready.frame
+        if isinstance(ready, Exception):
+            raise ready
+        return ready
 
 
 def _requests(schedule: Schedule) -> Callable[[int, int], BatchRequest]:

@@ -1,4 +1,4 @@
-"""Connection to one peer's data port: a deadline for each attempt, and retries until that of the call.
+"""Connection to one peer's data port: pooled connections, and one attempt of a call.
 
 All errors of the native connections are translated here.
 """
@@ -6,7 +6,6 @@ All errors of the native connections are translated here.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from dataclasses import asdict
@@ -25,7 +24,7 @@ from gigl_loader.native import (
 )
 from gigl_loader.processes import keep_freed_memory
 from gigl_loader.retry import Backoff
-from gigl_loader.rpc.attempts import Cancellation, Cancelled
+from gigl_loader.rpc.calls import Cancellation, Cancelled
 from gigl_loader.rpc.refusals import Contact, FaultKind, Refusal, RefusalKind, Retry, rule_of
 from gigl_loader.rpc.reply_stream import ReplyStream, Scratch
 from gigl_loader.rpc.tokens import JOB_HEADER
@@ -161,31 +160,17 @@ class ConnectionPool:
 
 _LOGGER = logging.getLogger(__name__)
 
-_LAST_ATTEMPT_S = 0.2  # Reserved for a last attempt, at most 1/4 of the call; connecting takes 10 ms.
-
 Result = TypeVar("Result")
 
 
-class _AttemptFailed(Exception):
-    """The attempt failed, and a retry may succeed. The message is the reason."""
+class AttemptFailed(Exception):
+    """The attempt failed, and another one may succeed. The message is the reason."""
 
-    kind: RefusalKind | FaultKind = FaultKind.CONNECTION
-
-
-class _AttemptTimedOut(_AttemptFailed):
-    """The attempt reached its deadline."""
-
-
-class _Busy(_AttemptFailed):
-    """The peer refused a request beyond its limits. The connection stays open."""
-
-    kind = RefusalKind.BUSY
-
-
-class _Damaged(_AttemptFailed):
-    """The request or the reply does not match its checksum, or breaks a rule. The connection stays open."""
-
-    kind = FaultKind.REPLY
+    def __init__(self, reason: str, kind: RefusalKind | FaultKind, *, timed_out: bool = False) -> None:
+        super().__init__(reason)
+        self.kind = kind
+        self.timed_out = timed_out
+        """The attempt reached its deadline."""
 
 
 class _TokenRefused(Exception):
@@ -205,23 +190,21 @@ class Connection:
         caller: Caller,
         *,
         timeout_s: float,
-        attempt_s: float = 30.0,
         job: str = "",
         contact: Contact = Contact.FIRST,
     ) -> None:
-        """Connects at the first call. A call is retried for ``timeout_s``; each attempt has ``attempt_s``.
+        """Connects at the first call, which has ``timeout_s``, as every call.
 
         ``job`` is the secret of the training job, for requests for what belongs to a job. ``contact``:
         whether a handshake with the peer has succeeded, with this token.
         """
-        if timeout_s <= 0 or attempt_s <= 0:
-            raise ValueError(f"timeouts must be positive, got {timeout_s} and {attempt_s} s")
+        if timeout_s <= 0:
+            raise ValueError(f"timeouts must be positive, got {timeout_s} s")
         self._endpoint = endpoint
         self.wire_version = endpoint.wire_version
         """Version of requests that was agreed upon with the peer. 0: the newest of this build."""
         self._pool = ConnectionPool(endpoint, caller, job=job)
         self._timeout_s = timeout_s
-        self._attempt_s = attempt_s
         self._contact = contact
         self._lock = threading.Lock()
         self._closed = False
@@ -248,16 +231,35 @@ class Connection:
         read: Callable[[ReplyStream], Result],
         *,
         timeout_s: float | None = None,
-        attempts: float = math.inf,
         cancellation: Cancellation | None = None,
     ) -> Result:
-        """Send a request, and return ``read(reply)``.
+        """Send a request once, and return ``read(reply)``. Arguments as those of ``attempt``.
 
-        ``read`` reads the whole reply, and finishes it. Every attempt calls it again.
-        Raises ``StorageUnavailable`` after ``timeout_s`` (default: that of the connection) or after
-        ``attempts`` failures, ``Damaged`` if the last of them was damage; attempts that a busy server refused
-        do not count. Refusals that a retry cannot resolve are raised at once (``refusals.FAULT_RULES``).
-        By ``cancellation``, another thread ends the call with ``Cancelled``.
+        Where another attempt may succeed, raises the class of the fault (``refusals.FAULT_RULES``), a kind of
+        ``StorageUnavailable``.
+        """
+        began = time.monotonic()
+        try:
+            return self.attempt(request, read, timeout_s=timeout_s, cancellation=cancellation)
+        except AttemptFailed as error:
+            seconds = time.monotonic() - began
+            text = f"{self._endpoint} did not answer within {seconds:.1f} s: {error}"
+            raise rule_of(error.kind).error(text) from None
+
+    def attempt(
+        self,
+        request: bytes,
+        read: Callable[[ReplyStream], Result],
+        *,
+        timeout_s: float | None = None,
+        cancellation: Cancellation | None = None,
+    ) -> Result:
+        """Make one attempt of a call, and return ``read(reply)``.
+
+        ``read`` reads the whole reply, and finishes it. A busy peer is asked again, with growing pauses,
+        until ``timeout_s`` (default: that of the connection) is over. Raises ``AttemptFailed`` where another
+        attempt may succeed, else what ``refusals.FAULT_RULES`` says. By ``cancellation``, another thread
+        ends the attempt with ``Cancelled``.
         """
         cancellation = cancellation or Cancellation()
         with self._lock:
@@ -265,47 +267,34 @@ class Connection:
                 raise self._ended_error()
             self._under_way.add(cancellation)
         try:
-            return self._called(request, read, timeout_s, attempts, cancellation)
+            return self._patient(request, read, timeout_s or self._timeout_s, cancellation)
+        except Refusal as refusal:
+            raise refusal.error(str(self._endpoint), self._contact) from None
         finally:
             with self._lock:
                 self._under_way.discard(cancellation)
 
-    def _called(
+    def _patient(
         self,
         request: bytes,
         read: Callable[[ReplyStream], Result],
-        timeout_s: float | None,
-        attempts: float,
+        seconds: float,
         cancellation: Cancellation,
     ) -> Result:
-        """Make attempts until one succeeds. Raises as ``call``."""
-        began = time.monotonic()
-        seconds = self._timeout_s if timeout_s is None else timeout_s
+        """Make an attempt, again while the peer is busy. Raises ``Refusal`` or ``AttemptFailed``."""
+        deadline = time.monotonic() + seconds
         backoff = Backoff()
-        reserve = min(_LAST_ATTEMPT_S, seconds / 4)
-        last = ""
-        kind: RefusalKind | FaultKind = FaultKind.CONNECTION
         while True:
-            left = began + seconds - time.monotonic()
             try:
-                return self._attempt(request, read, max(min(self._attempt_s, left), 0.001), cancellation)
-            except Refusal as refusal:
-                raise refusal.error(str(self._endpoint), self._contact) from None
-            except _AttemptFailed as error:
-                # The timeout of a short last attempt says less than the error before it.
-                if not (last and isinstance(error, _AttemptTimedOut) and left < self._attempt_s):
-                    last, kind = str(error), error.kind
-                attempts -= not isinstance(error, _Busy)
-            if attempts <= 0:
-                break
-            left = began + seconds - time.monotonic()
-            if left <= reserve:
-                break
-            if cancellation.wait(min(backoff.next_s(), left - reserve)):
+                return self._attempt(request, read, deadline, cancellation)
+            except AttemptFailed as error:
+                pause_s = backoff.next_s()
+                if error.kind is not RefusalKind.BUSY or deadline - time.monotonic() <= pause_s:
+                    raise
+                _LOGGER.debug("%s: asking again after: %s", self._endpoint, error)
+            if cancellation.wait(pause_s):
                 raise self._ended_error()
-            _LOGGER.debug("%s: asking again after: %s", self._endpoint, last)
             self.count(retries=1)
-        raise self._unavailable(time.monotonic() - began, last, kind)
 
     def renew(self, caller: Caller) -> None:
         """Use the token and certificate of ``caller`` from the next call on."""
@@ -324,13 +313,12 @@ class Connection:
         self,
         request: bytes,
         read: Callable[[ReplyStream], Result],
-        seconds: float,
+        deadline: float,
         cancellation: Cancellation,
     ) -> Result:
-        """Make one attempt. Raises ``Refusal``, and ``_AttemptFailed`` where a retry may succeed."""
+        """Send a request, again where an idle connection was closed or a token was replaced."""
         if cancellation.cancelled:
             raise self._ended_error()
-        began = time.monotonic()
         self.count(calls=1, bytes_out=len(request))
         tokens_refused = 0
         try:
@@ -338,7 +326,7 @@ class Connection:
                 connection = self._pool.take()
                 try:
                     with cancellation.ends_by(connection.cancel):
-                        return self._ask(connection, request, read, began + seconds)
+                        return self._ask(connection, request, read, deadline)
                 except StreamClosed:
                     # The service closed an idle connection, or was restarted: a request may be sent twice.
                     if connection.is_new or connection.client.left:
@@ -353,13 +341,13 @@ class Connection:
         except StreamError as error:
             if cancellation.cancelled or isinstance(error, StreamCancelled):
                 raise self._ended_error() from None
-            kind = _AttemptTimedOut if isinstance(error, StreamTimedOut) else _AttemptFailed
-            raise kind(str(error)) from None
+            timed_out = isinstance(error, StreamTimedOut)
+            raise AttemptFailed(str(error), FaultKind.CONNECTION, timed_out=timed_out) from None
         except FormatError as error:
             self.count(damaged=1)
-            raise _Damaged(str(error)) from None
-        except _Damaged:
-            self.count(damaged=1)
+            raise AttemptFailed(str(error), FaultKind.REPLY) from None
+        except AttemptFailed as error:
+            self.count(damaged=error.kind is RefusalKind.DAMAGED)
             raise
 
     def _ask(
@@ -373,7 +361,7 @@ class Connection:
         began = time.monotonic()
         client = connection.client
         if connection.is_new:
-            connection.connect(deadline - began)
+            connection.connect(max(deadline - began, 0.001))
         left = max(deadline - time.monotonic(), 0.001)
         refused, nbytes, membership = client.call(connection.header, request, left)
         self._contact = Contact.ESTABLISHED if not refused else self._contact
@@ -396,7 +384,7 @@ class Connection:
         reply.finish()
         refusal = Refusal.from_record(record.tobytes())
         if refusal is None:
-            return _AttemptFailed("a refusal that cannot be read")
+            return AttemptFailed("a refusal that cannot be read", FaultKind.CONNECTION)
         if refusal.kind is RefusalKind.UNAUTHENTICATED:
             return _TokenRefused(refusal)
         return _failure_of(refusal, self._contact)
@@ -418,20 +406,10 @@ class Connection:
             return SamplingError(f"the connection to {self._endpoint} was closed")
         return Cancelled(f"the call to {self._endpoint} was cancelled")
 
-    def _unavailable(self, seconds: float, last: str, kind: RefusalKind | FaultKind) -> Exception:
-        """Return the error of a call whose time or attempts are over: of the class of its last fault."""
-        parts = ", ".join(map(str, self._endpoint.partitions))
-        holding = f", which holds partition {parts}," if parts else ""
-        text = f"{self._endpoint}{holding} did not answer within {seconds:.1f} s: {last}"
-        return rule_of(kind).error(text)
-
 
 def _failure_of(refusal: Refusal, contact: Contact) -> Exception:
     """Return the exception of an attempt that was refused: the refusal itself where no retry can help."""
     rule = rule_of(refusal.kind)
     if rule.retry is not Retry.AGAIN or (rule.first is not None and contact is Contact.FIRST):
         return refusal
-    return _FAILURES.get(refusal.kind, _AttemptFailed)(refusal.message)
-
-
-_FAILURES = {RefusalKind.BUSY: _Busy, RefusalKind.DAMAGED: _Damaged}
+    return AttemptFailed(refusal.message, refusal.kind)

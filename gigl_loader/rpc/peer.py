@@ -11,9 +11,9 @@ import grpc
 
 from gigl_loader.errors import SamplingError, StorageUnavailable
 from gigl_loader.rpc.certificates import check_dates, tls_fault
-from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.control import NO_TOKEN, ControlClient
 from gigl_loader.rpc.endpoint import tcp_probe
+from gigl_loader.rpc.replicas import connection_to
 from gigl_loader.rpc.replies import assembled
 from gigl_loader.rpc.requests import Envelope, encode_ping
 from gigl_loader.rpc.versions import BuildVersions
@@ -115,7 +115,7 @@ def _left(deadline: float) -> float:
 def _ping(endpoint: Endpoint, caller: Caller, digest: str, wire: int, timeout_s: float) -> None:
     if not endpoint.partitions:
         return
-    connection = Connection(endpoint, caller, timeout_s=timeout_s)
+    connection = connection_to(endpoint, caller, timeout_s=timeout_s)
     try:
         request = encode_ping(Envelope(graph=digest, partition=endpoint.partitions[0], wire=wire))
         connection.call(request, assembled)

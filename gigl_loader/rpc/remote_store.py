@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gigl_loader.errors import SamplingError
-from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.graph_requests import (
     MAX_LISTED,
     MAX_TEXTS,
@@ -52,13 +51,11 @@ if TYPE_CHECKING:
     from gigl_loader.arrays import BoolArray, Bytes, Int64Array
     from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeType
     from gigl_loader.rpc.credentials import Caller
-    from gigl_loader.rpc.endpoint import Endpoint
     from gigl_loader.rpc.graph_requests import Inquiry
     from gigl_loader.rpc.replicas import ReplicaConnection, Replicas
     from gigl_loader.rpc.requests import PartitionRequest
     from gigl_loader.sampling.store import EdgeRequest, FeatureRequest, NeighborRequest, WireCounts
 
-_ATTEMPT_S = 30.0
 _MAX_ROWS = 4 << 20
 """Positions of one request: 32 MiB, half of what a service reads."""
 
@@ -69,42 +66,16 @@ _MAX_BYTES = 128 << 20
 class RemoteStore:
     """A ``NeighborStore`` over the network. Thread-safe."""
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        partition: int,
-        caller: Caller,
-        *,
-        schema: GraphSchema,
-        digest: str,
-        timeout_s: float,
-        attempt_s: float = _ATTEMPT_S,
-    ) -> None:
-        """Connects at the first request. ``digest`` is that of the graph; the peer must have the same graph.
+    def __init__(self, connection: ReplicaConnection, *, schema: GraphSchema, digest: str) -> None:
+        """Return a store over the holders of one partition. Closing it closes ``connection``.
 
-        A request is retried for ``timeout_s`` in total, then raises ``StorageUnavailable``; each attempt
-        has ``attempt_s``. Errors that a retry cannot resolve are raised at once: ``SamplingError`` for a
-        wrong token or another graph, ``ValueError`` for a request that breaks a rule, ``FormatError`` for
-        a reply that breaks one.
+        ``digest`` is that of the graph; the holders must have the same graph. Requests raise as
+        ``ReplicaConnection.call`` does, and ``FormatError`` for a reply that breaks a rule.
         """
-        if partition not in endpoint.partitions:
-            raise ValueError(f"{endpoint} holds partitions {list(endpoint.partitions)}, not {partition}")
-        connection = Connection(endpoint, caller, timeout_s=timeout_s, attempt_s=attempt_s)
-        self._use(connection, partition, schema, digest)
-
-    @classmethod
-    def replicated(cls, connection: ReplicaConnection, *, schema: GraphSchema, digest: str) -> RemoteStore:
-        """Return a store over the holders of one partition. Closing it closes ``connection``."""
         if connection.partition is None:
             raise ValueError("a store has one partition, and this connection leads to any server")
-        store = cls.__new__(cls)
-        store._use(connection, connection.partition, schema, digest)
-        return store
-
-    def _use(
-        self, connection: Connection | ReplicaConnection, partition: int, schema: GraphSchema, digest: str
-    ) -> None:
-        self._connection, self._partition, self._schema, self._digest = connection, partition, schema, digest
+        self._connection, self._partition = connection, connection.partition
+        self._schema, self._digest = schema, digest
 
     def sample(self, request: NeighborRequest) -> Neighbors:
         """Draw neighbours at the service. Draws are addressed, so a local draw gives the same result."""
@@ -224,14 +195,11 @@ def replicated_stores(
     replicas: Replicas, partitions: Iterable[int], *, schema: GraphSchema, digest: str
 ) -> dict[int, RemoteStore]:
     """Return a store over the holders of each of ``partitions``, by partition."""
-    return {
-        part: RemoteStore.replicated(replicas.connection(part), schema=schema, digest=digest)
-        for part in partitions
-    }
+    return {part: RemoteStore(replicas.connection(part), schema=schema, digest=digest) for part in partitions}
 
 
 def fetch_edges(
-    connection: Connection | ReplicaConnection, envelope: Envelope, edge_type: EdgeType, schema: GraphSchema
+    connection: ReplicaConnection, envelope: Envelope, edge_type: EdgeType, schema: GraphSchema
 ) -> EdgeList:
     """Return all edges of a type in one partition, by ascending edge id, a list after the other."""
     lists: list[EdgeList] = []
@@ -263,7 +231,7 @@ def _joined(arrays: Sequence[npt.NDArray[Any] | None]) -> npt.NDArray[Any] | Non
 _ANY = (-(2**63), 2**63)
 
 
-def fetch_manifest(connection: Connection | ReplicaConnection) -> bytes:
+def fetch_manifest(connection: ReplicaConnection) -> bytes:
     """Return the service's ``graph.json``, which ``Manifest.parse`` reads and checks."""
     layout, buffer = connection.call(
         encode_graph_request(ManifestRequest(), "", wire=connection.wire_version), assembled
@@ -271,7 +239,7 @@ def fetch_manifest(connection: Connection | ReplicaConnection) -> bytes:
     return read_bytes(layout, buffer, "manifest")
 
 
-def fetch_file(connection: Connection, path: str, first: int, count: int, *, digest: str) -> Bytes:
+def fetch_file(connection: ReplicaConnection, path: str, first: int, count: int, *, digest: str) -> Bytes:
     """Return bytes of a file of the graph, uint8 [count], as they lie at the service: they are not verified.
 
     At most ``MAX_FILE_BYTES``. ``ValueError`` for a file that is not there, ``SamplingError`` for one that
@@ -286,13 +254,11 @@ def fetch_file(connection: Connection, path: str, first: int, count: int, *, dig
 class Directory:
     """Node ids by position, and positions by node id. Thread-safe.
 
-    Raises what ``Connection.call`` raises: ``StorageUnavailable`` after its timeout, ``SamplingError`` where
+    Raises as ``ReplicaConnection.call``: ``StorageUnavailable`` after its timeout, ``SamplingError`` where
     the service has another graph. Large requests are split into parts of 1 Mi nodes.
     """
 
-    def __init__(
-        self, connection: Connection | ReplicaConnection, *, schema: GraphSchema, digest: str
-    ) -> None:
+    def __init__(self, connection: ReplicaConnection, *, schema: GraphSchema, digest: str) -> None:
         """``schema`` and ``digest`` are those of the manifest."""
         self._connection = connection
         self._schema = schema

@@ -1,8 +1,7 @@
 """Connections to the holders of a partition: a request goes to one, and to another if that fails or is slow.
 
-All holders give the same bytes, so a request may be repeated elsewhere at any time. A holder that refuses or
-cannot be reached costs one attempt; one that is silent is left running while the next holder is asked. The
-first answer wins, and the other attempts are cancelled.
+All holders give the same bytes, so a request may be repeated elsewhere at any time. ``calls.Call`` decides
+when; here are the threads of its attempts, and the connections to the holders.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from gigl_loader.errors import SamplingError, StorageUnavailable
+from gigl_loader.errors import GiglError, SamplingError, StorageUnavailable, strip_traceback
 from gigl_loader.native import check_stop, current_stop_flag
-from gigl_loader.retry import Backoff
-from gigl_loader.rpc.attempts import STOP_POLL_S, AttemptThreads, Cancellation, Hedging
-from gigl_loader.rpc.connection import Connection
+from gigl_loader.rpc.calls import STOP_POLL_S, AttemptThreads, Call, Cancellation, Hedging
+from gigl_loader.rpc.connection import AttemptFailed, Connection
+from gigl_loader.rpc.holders import Holders
 from gigl_loader.rpc.refusals import Contact, FaultKind, Retry, retry_of, rule_of
 from gigl_loader.rpc.replies import Outrun
 from gigl_loader.sampling.store import WireCounts
@@ -28,82 +27,68 @@ if TYPE_CHECKING:
 
     from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
-    from gigl_loader.rpc.holders import Holders
     from gigl_loader.rpc.reply_stream import ReplyStream
+
 
 _MAX_AT_ONCE = 3
 """Attempts of one call under way at the same time."""
-_LAST_ATTEMPT_S = 0.2  # Reserved for a last attempt, at most 1/4 of the call.
 
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Attempt:
-    """An attempt under way."""
+    """An attempt at one holder, under way or ended."""
 
     holder: Endpoint
+    seconds: float
+    """Its time limit."""
+    since: float = field(default_factory=time.monotonic)
     cancellation: Cancellation = field(default_factory=Cancellation)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Ended:
-    """An attempt that has ended."""
-
-    holder: Endpoint
-    result: Any
-    error: Exception | None
-    seconds: float = 0.0
+    result: Any = None
+    error: Exception | None = None
 
 
 class ReplicaCall(Generic[Result]):
-    """Attempts of one call. The first that succeeds wins; the others are cancelled."""
+    """One call, driven by the thread of its caller. The first attempt that succeeds wins."""
 
     def __init__(
         self, connection: ReplicaConnection, request: bytes, read: Callable[[ReplyStream], Result]
     ) -> None:
         """Use ``ReplicaConnection.call``."""
         self._connection = connection
-        self._replicas = connection.replicas
+        self._replicas = replicas = connection.replicas
         self._request, self._read = request, read
-        self._kind = type(read), len(request).bit_length()
-        self._changed = threading.Condition()
-        self._ended: deque[_Ended] = deque()
-        self._running: dict[str, _Attempt] = {}
-        self._left = False
-        self._errors: dict[str, tuple[Endpoint, Exception]] = {}
-        self._is_hedge = False
-        """The next attempt beside others would be a hedge, within the budget."""
-        self._flag = current_stop_flag()
         self._began = time.monotonic()
-        self._deadline = self._began + self._replicas.timeout_s
+        self._deadline = self._began + replicas.timeout_s
+        self._kind = type(read), len(request).bit_length()
+        self._call: Call[_Attempt] = Call(
+            self._kind,
+            replicas.hedging,
+            most=_MAX_AT_ONCE,
+            began=self._began,
+            deadline=self._deadline,
+        )
+        self._queue: deque[Endpoint] = deque()
+        """Holders of this round that were not asked yet, in order."""
+        self._look_at = 0.0
+        """When to look for a holder again, after none was left (monotonic)."""
+        self._errors: dict[str, tuple[Endpoint, Exception]] = {}
+        self._changed = threading.Condition()
+        self._ended: deque[_Attempt] = deque()
+        self._left = False
+        self._flag = current_stop_flag()
 
     def run(self) -> Result:
         """Return the first result. Raises as ``ReplicaConnection.call``."""
-        backoff = Backoff()
-        queue = deque(self._holders())
-        ask_at = 0.0  # When to ask the next holder.
         while (now := time.monotonic()) < self._deadline:
             check_stop()
             self._connection.check_open()
-            ended = None
-            if now < ask_at:
-                ended = self._next(min(ask_at, self._deadline))
-            else:
-                if not queue:
-                    queue.extend(self._holders())
-                    self._connection.count(retries=bool(queue))
-                if queue and self._may_start():
-                    ended = self._start(queue.popleft())
-                    ask_at = time.monotonic() + self._delay_s()
-                else:
-                    ask_at = now + self._stalled_s
-            if ended is None:
-                continue
-            if self._settled(ended) is not None:
-                return self._won(ended)
-            self._is_hedge = False
-            ask_at = 0.0 if queue else self._pause_until(backoff.next_s())
+            due_at = max(self._call.due_at(), self._look_at)
+            ended = self._next(min(due_at, self._deadline)) if now < due_at else self._start(now)
+            if ended is not None and self._succeeded(ended):
+                result: Result = ended.result
+                return result
         self._connection.check_open()
         raise self._unavailable()
 
@@ -117,95 +102,67 @@ class ReplicaCall(Generic[Result]):
         with self._changed:
             self._left = True
             self._ended.clear()
-            running = list(self._running.values())
-        for attempt in running:
+        for attempt in self._call.attempts:
             attempt.cancellation.cancel()
 
-    def _holders(self) -> list[Endpoint]:
-        """Return the holders to ask, in order: those that are not being asked."""
-        holders = self._replicas.holders.of(self._connection.partition)
-        return [each for each in holders if each.control_address not in self._running]
+    def _start(self, now: float) -> _Attempt | None:
+        """Start an attempt at the next holder, in a thread. Return it where it has ended.
 
-    def _pause_until(self, seconds: float) -> float:
-        """Return when a pause ends: also in time for a last attempt."""
-        now = time.monotonic()
-        last = self._deadline - min(_LAST_ATTEMPT_S, self._replicas.timeout_s / 4)
-        return last if now < last < now + seconds else now + seconds
-
-    @property
-    def _stalled_s(self) -> float:
-        return self._replicas.hedging.stalled_s(self._kind)
-
-    def _delay_s(self) -> float:
-        """Return the time until another holder is asked as well."""
-        delay = self._replicas.hedging.delay_s(self._kind)
-        self._is_hedge = delay is not None and len(self._running) == 1
-        return delay if self._is_hedge and delay is not None else self._stalled_s
-
-    def _may_start(self) -> bool:
-        """Return whether another holder may be asked, beside those under way, and count it if it is."""
-        if not self._running:
-            return True
-        if len(self._running) >= _MAX_AT_ONCE:
-            return False
-        if self._is_hedge and not self._replicas.hedging.take():
-            self._is_hedge = False
-            return False
-        self._connection.count(hedged=1)
-        if not self._is_hedge:
-            self._count_as_stalled()
-        return True
-
-    def _won(self, ended: _Ended) -> Result:
-        # Of this attempt alone: with the time that was waited for a server that stood still, such a server
-        # would have later calls wait longer for the next one.
-        self._replicas.hedging.record(self._kind, ended.seconds)
-        result: Result = ended.result
-        return result
-
-    def _start(self, holder: Endpoint) -> _Ended | None:
-        """Begin an attempt in a thread. The only holder is asked in this one: no other could take over."""
-        if not self._running and len(self._replicas.holders.holding(self._connection.partition)) == 1:
-            return self._made(_Attempt(holder))
-        attempt = _Attempt(holder)
-        with self._changed:
-            self._running[holder.control_address] = attempt
+        The only holder is asked in this thread: no other could take over.
+        """
+        call = self._call
+        if not self._queue:
+            asked = {attempt.holder.control_address for attempt in call.attempts}
+            holders = self._replicas.holders.of(self._connection.partition)
+            self._queue.extend(each for each in holders if each.control_address not in asked)
+            if not self._queue:
+                self._look_at = now + self._replicas.hedging.stalled_s(self._kind)
+                return None
+            if self._errors or asked:
+                self._connection.count(retries=1)
+        if not call.may_start(now):
+            return None
+        if call.attempts:
+            self._connection.count(hedged=1)
+            if now >= call.stalled_at():
+                self._count_as_stalled(now)
+        seconds = max(min(self._replicas.attempt_s, self._deadline - now), 0.001)
+        attempt = _Attempt(self._queue.popleft(), seconds)
+        alone = not call.attempts and len(self._replicas.holders.holding(self._connection.partition)) == 1
+        call.started(attempt)
+        if alone:
+            self._make(attempt)
+            return attempt
         try:
-            self._replicas.threads.run(partial(self._run_attempt, attempt))
+            self._replicas.threads.run(partial(self._make_and_tell, attempt))
         except RuntimeError as error:  # The system has no thread to give.
-            self._end(_Ended(holder, None, rule_of(FaultKind.RESOURCES).error(f"{holder}: {error}")))
+            attempt.error = AttemptFailed(str(error), FaultKind.RESOURCES)
+            return attempt
         return None
 
-    def _run_attempt(self, attempt: _Attempt) -> None:
-        self._end(self._made(attempt))
-
-    def _made(self, attempt: _Attempt) -> _Ended:
-        """Make an attempt. Return how it ended."""
-        began = time.monotonic()
-        holder = attempt.holder
-        seconds = max(min(self._replicas.attempt_s, self._deadline - time.monotonic()), 0.001)
-        try:
-            connection = self._connection.connected(holder)
-            result = connection.call(
-                self._request,
-                self._read,
-                timeout_s=seconds,
-                attempts=1,
-                cancellation=attempt.cancellation,
-            )
-        except Exception as error:
-            return _Ended(holder, None, error)
-        self._replicas.holders.answered(holder)
-        return _Ended(holder, result, None, time.monotonic() - began)
-
-    def _end(self, ended: _Ended) -> None:
+    def _make_and_tell(self, attempt: _Attempt) -> None:
+        self._make(attempt)
         with self._changed:
-            self._running.pop(ended.holder.control_address, None)
             if not self._left:
-                self._ended.append(ended)
+                self._ended.append(attempt)
                 self._changed.notify_all()
 
-    def _next(self, until: float) -> _Ended | None:
+    def _make(self, attempt: _Attempt) -> None:
+        """Make an attempt, and keep its result or its error."""
+        try:
+            attempt.result = self._connection.connected(attempt.holder).attempt(
+                self._request, self._read, timeout_s=attempt.seconds, cancellation=attempt.cancellation
+            )
+        except (AttemptFailed, GiglError) as error:
+            # Frames refer to the attempt, to the memory of the reply, and to its connection, which would stay
+            # open.
+            attempt.error = strip_traceback(error)
+        except Exception as error:
+            attempt.error = error
+        else:
+            self._replicas.holders.answered(attempt.holder)
+
+    def _next(self, until: float) -> _Attempt | None:
         """Return an attempt that has ended. ``None``: none by ``until``, or the connection was closed."""
         with self._changed:
             if not self._ended and not self._connection.closed.is_set():
@@ -213,21 +170,39 @@ class ReplicaCall(Generic[Result]):
                 self._changed.wait(max(left if self._flag is None else min(left, STOP_POLL_S), 0.0))
             return self._ended.popleft() if self._ended else None
 
-    def _settled(self, ended: _Ended) -> _Ended | None:
-        """Return a success. Record a failure that another attempt may resolve; raise any other."""
+    def _succeeded(self, ended: _Attempt) -> bool:
+        """Record how an attempt ended. Return whether it succeeded.
+
+        Raises its error where no other attempt can resolve it.
+        """
+        now = time.monotonic()
         error = ended.error
         if error is None:
-            return ended
+            for loser in self._call.won(ended, now):
+                loser.cancellation.cancel()
+            return True
         self._connection.check_open()
         if isinstance(error, Outrun):  # The winner has not ended yet.
-            return None
-        if retry_of(error) not in (Retry.AGAIN, Retry.ELSEWHERE):
+            self._call.failed(ended, now, None)
+            return False
+        if not isinstance(error, AttemptFailed) and retry_of(error) not in (Retry.AGAIN, Retry.ELSEWHERE):
             raise error
-        self._errors[ended.holder.control_address] = ended.holder, error
+        self._look_at = 0.0  # The holder may be asked again.
+        self._note(ended, error)
         self._replicas.holders.failed(ended.holder, str(error))
         if self._refused_by_all():
             raise error
-        return None
+        self._call.failed(ended, now, error, pauses=not self._queue)
+        return False
+
+    def _note(self, attempt: _Attempt, error: Exception) -> None:
+        """Keep the error of a holder for the message."""
+        # The timeout of a short last attempt says less than the error before it.
+        timed_out = isinstance(error, AttemptFailed) and error.timed_out
+        if timed_out and attempt.seconds < self._replicas.attempt_s:
+            self._errors.setdefault(attempt.holder.control_address, (attempt.holder, error))
+        else:
+            self._errors[attempt.holder.control_address] = attempt.holder, error
 
     def _refused_by_all(self) -> bool:
         """Return whether every holder refused, for example for another graph: waiting cannot help."""
@@ -237,37 +212,29 @@ class ReplicaCall(Generic[Result]):
         }
         return all(holder.control_address in refused for holder in holders)
 
-    def _count_as_stalled(self) -> None:
-        for holder in [attempt.holder for attempt in list(self._running.values())]:
-            seconds = time.monotonic() - self._began
-            self._errors.setdefault(
-                holder.control_address,
-                (holder, StorageUnavailable(f"silent for {seconds:.1f} s")),
-            )
-            self._replicas.holders.failed(holder, f"silent for {seconds:.1f} s")
+    def _count_as_stalled(self, now: float) -> None:
+        for holder in [attempt.holder for attempt in self._call.attempts]:
+            silent = StorageUnavailable(f"silent for {now - self._began:.1f} s")
+            self._errors.setdefault(holder.control_address, (holder, silent))
+            self._replicas.holders.failed(holder, str(silent))
 
-    def _unavailable(self) -> StorageUnavailable:
+    def _unavailable(self) -> Exception:
+        """Return the error of a call whose time is over, with each holder and its last error."""
         seconds = time.monotonic() - self._began
-        for attempt in list(self._running.values()):
+        for attempt in self._call.attempts:
             self._errors[attempt.holder.control_address] = attempt.holder, StorageUnavailable("silent")
         what = self._connection.what
         if not self._errors:
             return StorageUnavailable(f"{what} has no holder, after {seconds:.1f} s")
-        reasons = [(holder, _reason(holder, error)) for holder, error in self._errors.values()]
-        if len(reasons) == 1:
-            holder, reason = reasons[0]
-            return StorageUnavailable(
-                f"{holder}, which holds {what}, did not answer within {seconds:.1f} s: {reason}"
-            )
-        listed = "; ".join(f"{holder}: {reason}" for holder, reason in reasons)
+        if len(self._errors) == 1:
+            [(holder, error)] = self._errors.values()
+            kind = rule_of(error.kind).error if isinstance(error, AttemptFailed) else StorageUnavailable
+            return kind(f"{holder}, which holds {what}, did not answer within {seconds:.1f} s: {error}")
+        listed = "; ".join(
+            f"{holder}: {str(error).removeprefix(str(holder)).lstrip(': ')}"
+            for holder, error in self._errors.values()
+        )
         return StorageUnavailable(f"no holder of {what} answered within {seconds:.1f} s: {listed}")
-
-
-def _reason(holder: Endpoint, error: Exception) -> str:
-    """Return what an error says beside the holder and the time of one attempt."""
-    text = str(error)
-    reason = text.partition(" did not answer within ")[2].partition(": ")[2]
-    return reason or text.removeprefix(str(holder)).lstrip(": ")
 
 
 _ATTEMPT_S, _SHORTEST_ATTEMPT_S = 30.0, 2.0
@@ -320,8 +287,7 @@ class Replicas:
         connection = Connection(
             endpoint,
             self._caller,
-            timeout_s=self.timeout_s,
-            attempt_s=self.attempt_s,
+            timeout_s=self.attempt_s,
             job=self._job,
             contact=self._contact,
         )
@@ -463,3 +429,11 @@ class ReplicaConnection:
     def what(self) -> str:
         """What the servers hold, for messages."""
         return "the graph" if self.partition is None else f"partition {self.partition}"
+
+
+def connection_to(
+    endpoint: Endpoint, caller: Caller, *, timeout_s: float, attempt_s: float | None = None
+) -> ReplicaConnection:
+    """Return a connection to one service, as its only holder. A call is retried for ``timeout_s``."""
+    holders = Holders([endpoint], key="")
+    return Replicas(holders, caller, timeout_s=timeout_s, attempt_s=attempt_s).connection(None)

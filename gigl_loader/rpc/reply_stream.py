@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from gigl_loader.arrays import Bytes
-    from gigl_loader.rpc.attempts import Cancellation
+    from gigl_loader.rpc.calls import Cancellation
     from gigl_loader.rpc.connection import Connection
 
 
@@ -112,6 +112,5 @@ def fetch_frame(
         encode_frame_request(handle, wire=connection.wire_version),
         land,
         timeout_s=timeout_s,
-        attempts=1,
         cancellation=cancellation,
     )

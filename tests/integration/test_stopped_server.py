@@ -63,7 +63,7 @@ def stopped(pid: int) -> Iterator[None]:
 def test_threads_and_descriptors_stay_as_they_are_over_many_hedged_calls(
     graph: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gigl_loader.rpc.attempts._STALLED_S", 0.05)
+    monkeypatch.setattr("gigl_loader.rpc.calls._STALLED_S", 0.05)
     here = psutil.Process()
     request = FeatureRequest(kind="node", columns=("x",), rows=np.arange(50, dtype=np.int64))
     with (
@@ -73,9 +73,7 @@ def test_threads_and_descriptors_stay_as_they_are_over_many_hedged_calls(
         replicas = dataset._cluster.open_replicas(timeout_s=DEADLINE)
         replicas.holders = Unavoidable(replicas.holders.endpoints, key="")
         first = replicas.holders.holding(0)[0].control_address
-        store = RemoteStore.replicated(
-            replicas.connection(0), schema=dataset.schema, digest=dataset.graph_digest
-        )
+        store = RemoteStore(replicas.connection(0), schema=dataset.schema, digest=dataset.graph_digest)
 
         def gather() -> bytes:
             out = np.zeros((50, dataset.schema.nodes["node"].columns["x"].row_bytes), np.uint8)

@@ -17,10 +17,10 @@ from gigl_loader.graph.graph import Graph
 from gigl_loader.options import MAX_TEXT_ID
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
 from gigl_loader.rpc import request_reader as wire_texts
-from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.credentials import Caller, Credentials
 from gigl_loader.rpc.graph_requests import MAX_TEXTS, FindTextsRequest, TextsRequest, encode_graph_request
 from gigl_loader.rpc.remote_store import Directory
+from gigl_loader.rpc.replicas import connection_to
 from gigl_loader.rpc.tokens import Token
 from gigl_server.peer_server import PeerServer, build_server
 from tests.support.leftovers import wait_until
@@ -74,7 +74,7 @@ def server(graph: Graph) -> Iterator[PeerServer]:
 
 @pytest.fixture
 def honest(graph: Graph, server: PeerServer) -> Iterator[Directory]:
-    connection = Connection(server.endpoint, Caller(token=TOKEN), timeout_s=SOON_S)
+    connection = connection_to(server.endpoint, Caller(token=TOKEN), timeout_s=SOON_S)
     yield Directory(connection, schema=graph.schema, digest=graph.manifest.digest)
     connection.close()
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from gigl_loader.errors import GiglError
 from gigl_loader.graph.graph import Graph
-from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.credentials import Caller
+from gigl_loader.rpc.replicas import connection_to
 from gigl_loader.rpc.replies import assembled
 from gigl_loader.rpc.requests import Envelope, encode_ping
 from gigl_loader.rpc.store_client import StoreClient
@@ -38,7 +38,7 @@ def main() -> None:
     port = free_port(count=2)
     with started(graph, "127.0.0.71", port) as server:
         endpoint = server.endpoint
-        client, data = StoreClient(endpoint, Caller()), Connection(endpoint, Caller(), timeout_s=SECONDS)
+        client, data = StoreClient(endpoint, Caller()), connection_to(endpoint, Caller(), timeout_s=SECONDS)
         ping = encode_ping(Envelope(graph=Graph.open(graph).manifest.digest, partition=0))
         before = client.cluster(SECONDS).incarnation
         data.call(ping, assembled)

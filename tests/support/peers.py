@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gigl_loader.rpc.credentials import Caller, Credentials
+from gigl_loader.rpc.holders import Holders
 from gigl_loader.rpc.remote_store import RemoteStore
+from gigl_loader.rpc.replicas import Replicas
 from gigl_server.peer_server import build_server
 
 if TYPE_CHECKING:
@@ -28,10 +30,20 @@ def served(graph: Graph, credentials: Credentials | None = None) -> Iterator[End
         yield server.endpoint
 
 
-def remote_store(graph: Graph, endpoint: Endpoint, partition: int = 0, **changes: Any) -> RemoteStore:
+def remote_store(
+    graph: Graph,
+    endpoint: Endpoint,
+    partition: int = 0,
+    *,
+    caller: Caller = CALLER,
+    timeout_s: float = 20.0,
+    attempt_s: float = 30.0,
+    digest: str | None = None,
+) -> RemoteStore:
     """Return a store of a partition that ``endpoint`` serves."""
-    options = {"schema": graph.schema, "digest": graph.manifest.digest, "timeout_s": 20.0, **changes}
-    return RemoteStore(endpoint, partition, options.pop("caller", CALLER), **options)
+    replicas = Replicas(Holders([endpoint], key=""), caller, timeout_s=timeout_s, attempt_s=attempt_s)
+    digest = graph.manifest.digest if digest is None else digest
+    return RemoteStore(replicas.connection(partition), schema=graph.schema, digest=digest)
 
 
 @contextmanager

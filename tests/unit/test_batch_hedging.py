@@ -38,7 +38,7 @@ def servers() -> Iterator[SmallCluster]:
 @pytest.fixture
 def two(servers: SmallCluster, monkeypatch: pytest.MonkeyPatch) -> SmallCluster:
     """Two servers, which count as stalled soon, and whose frames are fetched, however small."""
-    monkeypatch.setattr("gigl_loader.rpc.attempts._STALLED_S", 0.2)
+    monkeypatch.setattr("gigl_loader.rpc.calls._STALLED_S", 0.2)
     monkeypatch.setattr("gigl_client.dispatcher.MAX_INLINE_BYTES", 0)
     return servers
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gigl_client.channels import bare
+from gigl_loader.errors import strip_traceback
 
 
 def raised() -> Exception:
@@ -17,6 +17,6 @@ def raised() -> Exception:
 
 def test_an_error_that_is_kept_keeps_neither_frames_nor_what_it_was_raised_from() -> None:
     error = raised()
-    kept = bare(error)
+    kept = strip_traceback(error)
     assert kept is error
     assert not any((kept.__cause__, kept.__context__, kept.__traceback__))

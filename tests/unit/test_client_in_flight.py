@@ -68,7 +68,7 @@ def test_the_first_batch_of_an_epoch_is_sampled_alone() -> None:
         assert (in_flight.next(0.0), in_flight.has_first) == (None, False)
         assert in_flight.replied(sent)
         assert (in_flight.next(0.0), in_flight.has_first) == (1, False)
-        in_flight.land(sent, _frame())
+        in_flight.land(sent, _frame(), 0.0)
         assert in_flight.has_first
 
 
@@ -97,7 +97,7 @@ def test_each_received_batch_allows_its_channel_one_more() -> None:
     in_flight, channel = _started(), _channel()
     sent = _sent(in_flight, channel, 0)
     assert channel.allowance == 1
-    in_flight.land(sent, _frame())
+    in_flight.land(sent, _frame(), 0.0)
     assert channel.allowance == 2
 
 
@@ -106,18 +106,18 @@ def test_batches_are_taken_in_order_whenever_they_come() -> None:
     asks = [_ask(in_flight, channel) for _ in range(3)]
     frames = [_frame() for _ in range(3)]
     for number in (2, 0):
-        in_flight.land(asks[number], frames[number])
-    assert [ready.frame for ready in (in_flight.take(),) if ready] == [frames[0]]
+        in_flight.land(asks[number], frames[number], 0.0)
+    assert in_flight.take() is frames[0]
     assert in_flight.take() is None
-    in_flight.land(asks[1], frames[1])
-    assert [ready.frame for ready in (in_flight.take(), in_flight.take()) if ready] == frames[1:]
+    in_flight.land(asks[1], frames[1], 0.0)
+    assert [in_flight.take(), in_flight.take()] == frames[1:]
     assert (in_flight.remaining, channel.load, channel.batches) == (0, 0, 3)
 
 
 def test_out_of_order_they_are_taken_as_they_come() -> None:
     in_flight, channel = _started(3, in_order=False), _channel()
     asks = [_ask(in_flight, channel) for _ in range(3)]
-    in_flight.land(asks[2], _frame())
+    in_flight.land(asks[2], _frame(), 0.0)
     assert in_flight.take() is not None
     assert in_flight.take() is None
     assert in_flight.remaining == 2
@@ -136,7 +136,7 @@ def test_a_batch_that_failed_to_come_is_asked_for_again_after_a_pause_that_doubl
     for pause, whole in zip(pauses, (0.05, 0.1, 0.2, 0.4, 0.5, 0.5, 0.5), strict=True):
         assert 0.7 * whole < pause < 1.01 * whole
     assert in_flight.delaying_retry() is not None
-    in_flight.land(_ask(in_flight, channel, now=now), _frame())
+    in_flight.land(_ask(in_flight, channel, now=now), _frame(), now)
     in_flight.take()
     assert in_flight.delaying_retry() is None
     assert channel.load == 0
@@ -164,7 +164,7 @@ def test_all_that_a_lost_channel_was_asked_for_comes_back() -> None:
 def test_nothing_of_an_epoch_that_was_left_is_current() -> None:
     in_flight, channel = _started(), _channel()
     ask, late = _ask(in_flight, channel), _ask(in_flight, channel)
-    in_flight.land(late, _frame())
+    in_flight.land(late, _frame(), 0.0)
     in_flight.start(0, 0)
     assert not in_flight.is_current(ask)
     assert in_flight.take() is None
@@ -175,12 +175,39 @@ def test_nothing_of_an_epoch_that_was_left_is_current() -> None:
 def test_a_request_that_cannot_be_made_fails_its_batch_only() -> None:
     in_flight, channel = _started(2), _channel()
     in_flight.fail(0, ValueError("no weights"))
-    in_flight.land(_ask(in_flight, channel), _frame())
+    in_flight.land(_ask(in_flight, channel), _frame(), 0.0)
     first, second = in_flight.take(), in_flight.take()
     assert first is not None
     assert second is not None
-    assert isinstance(first.frame, ValueError)
+    assert isinstance(first, ValueError)
     assert (in_flight.remaining, channel.load, channel.batches) == (0, 0, 1)
+
+
+def test_a_late_batch_is_requested_from_a_second_server_and_the_loser_returned() -> None:
+    in_flight, channels = _started(), [_channel(), _channel()]
+    first = _ask(in_flight, channels[0], now=100.0)
+    _ask(in_flight, channels[0], now=100.0)
+    assert in_flight.late_at() == 101.0
+    assert in_flight.late(100.9) is None
+    assert in_flight.late(101.0) is first
+    second = _sent(in_flight, channels[1], 0, now=101.0)
+    assert in_flight.late_at() == float("inf"), "two servers are enough"
+    assert in_flight.oldest_awaited() is first
+    assert in_flight.land(second, _frame(), 101.5) == [first]
+    assert not in_flight.is_current(first)
+    assert [each.load for each in channels] == [1, 1]
+    assert in_flight.take() is not None
+    assert [each.load for each in channels] == [1, 0]
+
+
+def test_a_batch_whose_first_server_fails_is_left_to_the_second() -> None:
+    in_flight, channels = _started(), [_channel(), _channel()]
+    first = _ask(in_flight, channels[0], now=100.0)
+    second = _sent(in_flight, channels[1], 0, now=101.0)
+    in_flight.put_back(first, OSError("gone"), 101.5)
+    assert in_flight.next(101.5) == 1
+    assert in_flight.oldest_awaited() is second
+    assert in_flight.late_at() == 102.0, "a third server is asked where this one stalls, too"
 
 
 def test_a_stopped_book_wants_nothing() -> None:

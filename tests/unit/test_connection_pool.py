@@ -12,10 +12,12 @@ import pytest
 
 from gigl_loader.errors import SamplingError
 from gigl_loader.native import DataServer
-from gigl_loader.rpc.attempts import Cancellation, Cancelled
+from gigl_loader.rpc.calls import Cancellation, Cancelled
 from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.credentials import Caller
 from gigl_loader.rpc.endpoint import Endpoint
+from gigl_loader.rpc.refusals import Busy, Refusal, RefusalKind
+from gigl_loader.rpc.replicas import connection_to
 from tests.support.leftovers import wait_until
 from tests.support.peers import CALLER
 from tests.support.ports import free_port
@@ -30,11 +32,11 @@ SOON_S = 20.0
 
 
 class Service:
-    """Replies to each request with its header text; to none while ``silent``."""
+    """Replies to each request with its header text; to none while ``silent``; refuses while ``busy``."""
 
     def __init__(self) -> None:
         self.server = DataServer("127.0.0.1", 0, idle_s=0.3)
-        self.silent = False
+        self.silent = self.busy = False
         self.held: list[DataCall] = []
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._serve)
@@ -53,6 +55,9 @@ class Service:
                 self.server.sweep()
             elif self.silent:
                 self.held.append(call)
+            elif self.busy:
+                call.read_body(SOON_S, SOON_S)
+                call.refuse(Refusal(RefusalKind.BUSY, "as many as it takes").to_record(), SOON_S)
             else:
                 call.read_body(SOON_S, SOON_S)
                 call.reply([np.frombuffer(call.header, np.uint8)], SOON_S, SOON_S)
@@ -94,7 +99,7 @@ def test_an_idle_connection_that_the_service_closed_costs_no_attempt() -> None:
     with serving() as service, closing(service.connection()) as connection:
         connection.call(b"", read)
         assert wait_until(lambda: service.server.num_connections == 0, seconds=SOON_S)
-        connection.call(b"", read, attempts=1)
+        connection.call(b"", read)
         assert connection.counts().retries == 0
 
 
@@ -122,9 +127,7 @@ def test_a_cancelled_call_ends_alone() -> None:
     with serving() as service, closing(service.connection()) as connection, ThreadPoolExecutor(1) as threads:
         service.silent = True
         cancellation = Cancellation()
-        waiting = threads.submit(
-            connection.call, b"", read, timeout_s=600.0, attempts=1, cancellation=cancellation
-        )
+        waiting = threads.submit(connection.call, b"", read, timeout_s=600.0, cancellation=cancellation)
         assert wait_until(lambda: bool(service.held), seconds=SOON_S)
         cancellation.cancel()
         with pytest.raises(Cancelled):
@@ -143,17 +146,37 @@ def test_a_call_that_was_cancelled_before_it_began_sends_nothing() -> None:
         assert connection.counts().calls == 0
 
 
-def test_a_call_that_waits_for_its_next_attempt_is_cancelled_at_once() -> None:
-    nobody = Endpoint(host_index=0, host="127.0.0.1", control_port=1, data_port=free_port(), partitions=())
+def test_a_call_that_waits_for_a_busy_service_is_cancelled_at_once() -> None:
     cancellation = Cancellation()
-    with (
-        closing(Connection(nobody, CALLER, timeout_s=600.0)) as connection,
-        ThreadPoolExecutor(1) as threads,
-    ):
-        waiting = threads.submit(connection.call, b"", read, cancellation=cancellation)
+    with serving() as service, closing(service.connection()) as connection, ThreadPoolExecutor(1) as threads:
+        service.busy = True
+        waiting = threads.submit(connection.call, b"", read, timeout_s=600.0, cancellation=cancellation)
         assert wait_until(lambda: connection.counts().retries > 0, seconds=SOON_S)
         cancellation.cancel()
         with pytest.raises(Cancelled):
+            waiting.result(SOON_S)
+
+
+def test_a_busy_service_is_asked_again_until_the_time_of_the_attempt_is_over() -> None:
+    with serving() as service, closing(service.connection()) as connection, ThreadPoolExecutor(1) as threads:
+        service.busy = True
+        with pytest.raises(Busy, match=r"did not answer within \d\.\d s: as many as it takes"):
+            connection.call(b"", read, timeout_s=0.3)
+        waiting = threads.submit(connection.call, b"", read)
+        asked = connection.counts().retries
+        assert wait_until(lambda: connection.counts().retries > asked, seconds=SOON_S)
+        service.busy = False
+        assert waiting.result(SOON_S)
+
+
+def test_closing_ends_a_call_that_waits_for_its_next_attempt() -> None:
+    nobody = Endpoint(host_index=0, host="127.0.0.1", control_port=1, data_port=free_port(), partitions=())
+    connection = connection_to(nobody, CALLER, timeout_s=600.0)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(connection.call, b"", read)
+        assert wait_until(lambda: connection.counts().retries > 0, seconds=SOON_S)
+        connection.close()
+        with pytest.raises(SamplingError, match="was closed"):
             waiting.result(SOON_S)
 
 

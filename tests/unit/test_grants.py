@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from gigl_loader.errors import SamplingError
 from gigl_loader.graph.graph import Graph
 from gigl_loader.partition import build_graph
-from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.control import ControlClient
 from gigl_loader.rpc.credentials import Caller, Credentials
 from gigl_loader.rpc.peer import check_peer
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.remote_store import fetch_manifest
+from gigl_loader.rpc.replicas import connection_to
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_loader.rpc.tokens import EVERYTHING, Grant, Token, parse_grant, parse_tokens
 from gigl_server.admission import Access, Identity
@@ -174,7 +174,7 @@ def serving(folder: Path, *lines: str) -> StorageServer:
 def refusals(endpoint: Endpoint, secret: str, *, digest: str = DIGEST) -> list[str]:
     """Return what a caller with a token is told at the control port, the data port and the handshake."""
     caller = Caller(token=secret)
-    connection = Connection(endpoint, caller, timeout_s=10)
+    connection = connection_to(endpoint, caller, timeout_s=10)
 
     def describe() -> None:
         with ControlClient.connected(endpoint, caller) as client:

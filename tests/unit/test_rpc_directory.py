@@ -14,7 +14,6 @@ from gigl_loader.graph.graph import Graph
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
 from gigl_loader.rpc import graph_requests
 from gigl_loader.rpc import remote_store as directory_module
-from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.graph_requests import (
     IdsRequest,
     ListRequest,
@@ -23,6 +22,7 @@ from gigl_loader.rpc.graph_requests import (
     encode_graph_request,
 )
 from gigl_loader.rpc.remote_store import Directory, fetch_manifest
+from gigl_loader.rpc.replicas import connection_to
 from gigl_loader.tensors import Layout, spec_of
 from tests.support.peers import CALLER, TOKEN, served
 from tests.support.raw_data import RawCaller, Refused
@@ -60,7 +60,7 @@ class Served(NamedTuple):
 
     @contextmanager
     def asking(self, **changes: Any) -> Iterator[Directory]:
-        connection = Connection(self.endpoint, CALLER, timeout_s=10)
+        connection = connection_to(self.endpoint, CALLER, timeout_s=10)
         given = {"schema": self.graph.schema, "digest": self.graph.manifest.digest, **changes}
         try:
             yield Directory(connection, **given)
@@ -98,7 +98,7 @@ def node_ids(graph: Graph) -> npt.NDArray[Any]:
 
 
 def test_the_manifest_comes_as_it_is(service: Served) -> None:
-    connection = Connection(service.endpoint, CALLER, timeout_s=10)
+    connection = connection_to(service.endpoint, CALLER, timeout_s=10)
     assert fetch_manifest(connection) == service.graph.manifest.to_bytes()
     connection.close()
 

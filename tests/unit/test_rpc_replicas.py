@@ -49,7 +49,7 @@ def store(
     """Lend a store of partition 0 that asks the endpoints in this order."""
     replicas = Replicas(_Ordered(endpoints), caller, timeout_s=timeout_s)
     connection = replicas.connection(0)
-    found = RemoteStore.replicated(connection, schema=GRAPH.schema, digest=GRAPH.manifest.digest)
+    found = RemoteStore(connection, schema=GRAPH.schema, digest=GRAPH.manifest.digest)
     try:
         yield found
     finally:
@@ -142,7 +142,7 @@ def test_a_holder_that_joins_ends_the_wait() -> None:
         holders = _Ordered([nobody(endpoint)])
         replicas = Replicas(holders, CALLER, timeout_s=TIMEOUT)
         connection = replicas.connection(0)
-        found = RemoteStore.replicated(connection, schema=GRAPH.schema, digest=GRAPH.manifest.digest)
+        found = RemoteStore(connection, schema=GRAPH.schema, digest=GRAPH.manifest.digest)
         joining = threading.Timer(0.3, holders.update, ([endpoint],))
         joining.start()
         assert (gathered(found) == EXPECTED).all()
@@ -155,9 +155,7 @@ def test_traffic_is_still_counted_after_its_store_was_closed() -> None:
         replicas = Replicas(_Ordered([endpoint]), CALLER, timeout_s=TIMEOUT)
         for calls in (1, 2):
             connection = replicas.connection(0)
-            with closing(
-                RemoteStore.replicated(connection, schema=GRAPH.schema, digest=GRAPH.manifest.digest)
-            ) as found:
+            with closing(RemoteStore(connection, schema=GRAPH.schema, digest=GRAPH.manifest.digest)) as found:
                 gathered(found)
             assert replicas.traffic()[endpoint.control_address].calls == calls
 

@@ -10,9 +10,9 @@ import pytest
 
 from gigl_loader.errors import StorageUnavailable
 from gigl_loader.rpc.certificates import tls_fault
-from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.credentials import Caller, Credentials
 from gigl_loader.rpc.remote_store import fetch_manifest
+from gigl_loader.rpc.replicas import connection_to
 from tests.support.certificates import Authority
 from tests.support.peers import TOKEN, served
 from tests.support.sources import small_graph
@@ -56,7 +56,7 @@ def faults(endpoint: Endpoint, who: Caller) -> list[str | None]:
 
 
 def works(endpoint: Endpoint, who: Caller, graph: Graph, *, timeout_s: float = 20) -> bool:
-    connection = Connection(endpoint, who, timeout_s=timeout_s)
+    connection = connection_to(endpoint, who, timeout_s=timeout_s)
     try:
         return fetch_manifest(connection) == graph.manifest.to_bytes()
     finally:

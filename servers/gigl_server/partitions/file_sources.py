@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from gigl_loader.errors import GiglError, StorageUnavailable
 from gigl_loader.graph.manifest import Manifest
-from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.endpoint import Address, Endpoint
 from gigl_loader.rpc.remote_store import fetch_file, fetch_manifest
+from gigl_loader.rpc.replicas import connection_to
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_loader.rpc.versions import BuildVersions
 
@@ -38,13 +38,13 @@ class FileSource:
         self.endpoint = endpoint
         self.digest = digest
         """Digest of its graph."""
-        self._connection = Connection(endpoint, caller, timeout_s=_TIMEOUT_S, attempt_s=_ATTEMPT_S)
+        self._connection = connection_to(endpoint, caller, timeout_s=_TIMEOUT_S, attempt_s=_ATTEMPT_S)
 
     def __str__(self) -> str:
         return f"storage server at {self.endpoint.control_address}"
 
     def fetch(self, name: str, first: int, count: int) -> Bytes:
-        """Return bytes of a file, uint8 [count], not verified. Raises as ``Connection.call``."""
+        """Return bytes of a file, uint8 [count], not verified. Raises as ``ReplicaConnection.call``."""
         return fetch_file(self._connection, name, first, count, digest=self.digest)
 
     def manifest(self) -> bytes:

@@ -1,20 +1,25 @@
-"""Attempts of a call at several servers: their threads, their cancellation, and when a second one is made.
+"""One call to any of several servers: when it is attempted, hedged, retried and cancelled.
 
-After "The Tail at Scale" (Dean and Barroso, 2013): a second copy of the slowest few percent of requests cuts
-the tail of their latency, and adds only those few percent of load.
+``Call`` is a state machine without threads, clock or sockets. Gathers, lists and queries drive it from the
+thread of their caller (``rpc.replicas``), batches from the callbacks of their dispatcher (``gigl_client``).
+
+Hedging is that of "The Tail at Scale" (Dean and Barroso, 2013): a second copy of the slowest few percent of
+requests cuts the tail of their latency, and adds only those few percent of load.
 """
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
 from collections import deque
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from gigl_loader.errors import SamplingError
+from gigl_loader.errors import SamplingError, strip_traceback
 from gigl_loader.native import check_stop, current_stop_flag
+from gigl_loader.retry import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
@@ -189,3 +194,98 @@ class Hedging:
                 return False
             self._budget -= 1
             return True
+
+
+class CallAttempt(Protocol):
+    """Request that was sent to one server."""
+
+    @property
+    def since(self) -> float:
+        """When it was sent (monotonic)."""
+
+
+Attempt = TypeVar("Attempt", bound=CallAttempt)
+
+_LAST_ATTEMPT_S = 0.2
+"""Reserved for a last attempt before the deadline; connecting takes 10 ms."""
+
+
+class Call(Generic[Attempt]):
+    """State of one call. Not thread-safe: a lock of its user guards it.
+
+    Without an attempt under way, the next one is due at once, or after a pause that grows with each failure.
+    Beside the newest attempt, another one is due when it is later than 95 % of the calls of its kind (a
+    hedge, within the budget), and when its server counts as stalled, whatever the budget. The first attempt
+    that succeeds wins; ``won`` returns the other attempts, which the user of the call cancels.
+    """
+
+    def __init__(
+        self, kind: Hashable, hedging: Hedging, *, most: int, began: float = 0.0, deadline: float = math.inf
+    ) -> None:
+        """Calls of one ``kind`` are expected to take equally long. ``most`` attempts run at the same time."""
+        self._kind = kind
+        self._hedging = hedging
+        self._most = most
+        self._deadline = deadline
+        self._reserve_s = min(_LAST_ATTEMPT_S, (deadline - began) / 4)
+        self._backoff = Backoff()
+        self._refused = False
+        """The budget had no hedge left beside the newest attempt."""
+        self.attempts: list[Attempt] = []
+        """Attempts under way, oldest first."""
+        self.not_before = 0.0
+        """When the pause after a failure ends (monotonic)."""
+        self.failing_since: float | None = None
+        """When an attempt failed first."""
+        self.error: Exception | None = None
+        """Error of the last attempt that failed."""
+
+    def due_at(self) -> float:
+        """Return when the next attempt is due (monotonic). Infinity while as many as may be are under way."""
+        if not self.attempts:
+            return self.not_before
+        if len(self.attempts) >= self._most:
+            return math.inf
+        return self.attempts[-1].since + self._delay_s()
+
+    def stalled_at(self) -> float:
+        """Return when the server of the newest attempt counts as stalled (monotonic)."""
+        return self.attempts[-1].since + self._hedging.stalled_s(self._kind)
+
+    def may_start(self, now: float) -> bool:
+        """Return whether to start an attempt now. Takes a hedge from the budget where it is one."""
+        if now < self.due_at():
+            return False
+        self._refused = bool(self.attempts) and now < self.stalled_at() and not self._hedging.take()
+        return not self._refused
+
+    def started(self, attempt: Attempt) -> None:
+        """Record that an attempt was started."""
+        self.attempts.append(attempt)
+        self._refused = False
+
+    def won(self, attempt: Attempt, now: float) -> list[Attempt]:
+        """Record that an attempt succeeded. Return the others, whose results are not needed."""
+        # The time of this attempt alone: that of a stalled server before it would make later hedges later.
+        self._hedging.record(self._kind, now - attempt.since)
+        others = [each for each in self.attempts if each is not attempt]
+        self.attempts.clear()
+        return others
+
+    def failed(self, attempt: Attempt, now: float, error: Exception | None, *, pauses: bool = True) -> None:
+        """Record that an attempt failed with an error that another attempt may resolve.
+
+        ``None`` where the request was lost with its connection. ``pauses``: the next attempt waits.
+        """
+        self.attempts.remove(attempt)
+        if error is None:
+            return
+        self.error = strip_traceback(error)
+        self.failing_since = now if self.failing_since is None else self.failing_since
+        if pauses and not self.attempts:
+            pause_ends, last = now + self._backoff.next_s(), self._deadline - self._reserve_s
+            self.not_before = last if now < last < pause_ends else pause_ends
+
+    def _delay_s(self) -> float:
+        delay = self._hedging.delay_s(self._kind) if len(self.attempts) == 1 and not self._refused else None
+        return self._hedging.stalled_s(self._kind) if delay is None else delay
