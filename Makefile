@@ -127,8 +127,8 @@ $(SANITIZE_VENV)/.installed: $(INPUTS)
 
 # The data port as a program of its own: no interpreter hides its threads from ThreadSanitizer, or its code from
 # the coverage that guides libFuzzer. It loads the OpenSSL of this machine, which has no part in either.
-PORT_SOURCES := $(wildcard gigl_loader/csrc/data_*.cc gigl_loader/csrc/tls*.cc) \
-  $(addprefix gigl_loader/csrc/,crc32c.cc listening.cc resolver.cc stop.cc) tests/fuzz/tls_peer.cc
+PORT_SOURCES := $(wildcard gigl_loader/csrc/data_*.cc) \
+  $(addprefix gigl_loader/csrc/,crc32c.cc listening.cc openssl.cc resolver.cc stop.cc tls.cc) tests/fuzz/tls_peer.cc
 PORT_HEADERS := $(wildcard gigl_loader/csrc/*.h tests/fuzz/*.h)
 PORT_FLAGS := -std=c++20 -O1 -g -fno-omit-frame-pointer -Wall -Wextra -Wno-unused-parameter
 PORT_LIBRARIES := -l:libssl.so.3 -l:libcrypto.so.3 -ldl -pthread

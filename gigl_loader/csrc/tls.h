@@ -10,6 +10,12 @@
 #include <string_view>
 #include <vector>
 
+struct bio_st;
+struct evp_pkey_st;
+struct ssl_ctx_st;
+struct ssl_st;
+struct x509_st;
+
 namespace gigl {
 
 // No OpenSSL, or PEM that cannot be used. The text is one line.
@@ -22,6 +28,17 @@ class TlsUnusable : public std::runtime_error {
 enum class Step { kDone, kWantRead, kWantWrite, kClosed };
 
 struct OpenSsl;
+
+// Owns what OpenSSL has made.
+struct Free {
+  void operator()(ssl_ctx_st* each) const;
+  void operator()(ssl_st* each) const;
+  void operator()(bio_st* each) const;
+  void operator()(x509_st* each) const;
+  void operator()(evp_pkey_st* each) const;
+};
+template <typename Made>
+using Owned = std::unique_ptr<Made, Free>;
 
 // Certificates, key and rules of a side. TLS 1.2 and later, without renegotiation, compression, session
 // tickets and early data. Immutable: any number of threads and connections share one.
@@ -46,9 +63,9 @@ class TlsContext {
   void UsePair(std::string_view chain, std::string_view key);
   void Trust(std::string_view roots);
 
-  const OpenSsl& ssl_;
+  const OpenSsl& api_;
   const bool is_server_;
-  std::unique_ptr<void, void (*)(void*)> context_;
+  Owned<ssl_ctx_st> context_;
 };
 
 // TLS on one non-blocking socket. Throws std::runtime_error with OpenSSL's reason. Not thread-safe.
@@ -92,7 +109,7 @@ class TlsSession {
   std::shared_ptr<const TlsContext> context_;
   const OpenSsl& api_;
   const int fd_;
-  std::unique_ptr<void, void (*)(void*)> session_;
+  Owned<ssl_st> session_;
   std::vector<std::byte> out_;  // records that were not sent yet, from out_begin_ on
   size_t out_begin_ = 0;
   size_t step_bytes_ = 0;  // received in this step

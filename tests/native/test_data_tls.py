@@ -15,7 +15,14 @@ import numpy as np
 import psutil
 import pytest
 
-from gigl_loader.native import DataClient, DataServer, StreamError, TlsContext, TlsUnusable
+from gigl_loader.native import (
+    DataClient,
+    DataServer,
+    StreamClosed,
+    StreamError,
+    TlsContext,
+    TlsUnusable,
+)
 from gigl_loader.rpc.certificates import self_signed
 from tests.support.certificates import Authority
 from tests.support.key_updates import KeyUpdates
@@ -158,6 +165,36 @@ def test_a_greeting_has_so_many_bytes_at_most() -> None:
             assert read_all(stranger) == b""
         assert "TLS handshake: Message too long" in {reason for _, _, reason, *_ in server.sweep()}
         assert asked(server, TlsContext.client(CERTIFICATE), b"x") == b"x"
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_connection_may_end_without_a_word_of_tls(tmp_path: Path, version: ssl.TLSVersion) -> None:
+    (tmp_path / "pair.pem").write_bytes(CERTIFICATE + KEY)
+    accepting = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    accepting.load_cert_chain(tmp_path / "pair.pem")
+    calling = ssl.create_default_context(cadata=CERTIFICATE.decode())
+    accepting.maximum_version = calling.maximum_version = version
+
+    def serve(listening: socket.socket) -> None:
+        with accepting.wrap_socket(listening.accept()[0], server_side=True) as connection:
+            assert connection.recv(1)
+            connection.shutdown(socket.SHUT_WR)  # Of the socket alone.
+
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as threads:
+        served = threads.submit(serve, listening)
+        client = DataClient("127.0.0.1", listening.getsockname()[1], TlsContext.client(CERTIFICATE))
+        client.connect(SOON_S)
+        with pytest.raises(StreamClosed, match="closed by the other side"):
+            client.call(HEADER, b"", SOON_S)
+        served.result(SOON_S)
+
+    with echoing(TlsContext.server(CERTIFICATE, KEY)) as (server, _):
+        plain = socket.create_connection(("127.0.0.1", server.port), SOON_S)
+        with calling.wrap_socket(plain, server_hostname="127.0.0.1") as stranger:
+            stranger.shutdown(socket.SHUT_WR)
+            assert read_all(stranger) is not None
+        assert wait_until(lambda: server.num_connections == 0, seconds=SOON_S)
+        assert server.sweep() == []
 
 
 @contextmanager
