@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -52,6 +53,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         others = [each for each in items if zlib.crc32(_function(each)) % slices != wanted]
         config.hook.pytest_deselected(items=others)
         items[:] = [each for each in items if zlib.crc32(_function(each)) % slices == wanted]
+
+
+def pytest_collection_finish() -> None:
+    """Keep imports out of garbage collections: 0.5 s of CPU each, and a test of leftovers has two.
+
+    Tests that measure CPU time rely on it as well.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _function(item: pytest.Item) -> bytes:

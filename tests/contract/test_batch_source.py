@@ -52,15 +52,6 @@ def expected(kind: Kind) -> dict[int, list[bytes]]:
     return {epoch: sampled_frames(epoch, kind.plan) for epoch in (0, 1)}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _small_heap() -> Iterator[None]:
-    """Every test looks for leftovers, and so collects garbage twice: 0.1 s each with torch imported."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture(scope="module", params=KINDS, ids=str)
 def kind(request: pytest.FixtureRequest) -> Iterator[Kind]:
     """Kind after kind, so that no server is in this process when it is forked."""

@@ -98,8 +98,7 @@ def _built() -> None:
 
 
 @pytest.mark.usefixtures("no_leftovers")
-@pytest.mark.parametrize("kind", ["dense", "sparse", "hetero"])
-@pytest.mark.parametrize("num_workers", [1, 2, 4])
+@pytest.mark.parametrize(("kind", "num_workers"), [("dense", 4), ("sparse", 2), ("hetero", 1)])
 def test_any_number_of_workers_gives_the_same_batches(kind: str, num_workers: int) -> None:
     assert _same(_batches(_dataset(kind, "in"), num_workers=num_workers), _expected(kind, "in"))
 

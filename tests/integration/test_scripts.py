@@ -262,7 +262,9 @@ def _first_lines(process: subprocess.Popen[str]) -> str:
 BUSY = {"loading": "pass", "asleep": "time.sleep(60)", "computing": "while True: pass"}
 
 
-@pytest.mark.parametrize("busy", BUSY)
+@pytest.mark.parametrize(
+    "busy", ["loading", *(pytest.param(busy, marks=pytest.mark.slow) for busy in ("asleep", "computing"))]
+)
 def test_control_c_in_mid_epoch_is_quick_and_leaves_nothing(graph: Path, busy: str) -> None:
     with _running(f"import time\n{HEAD}{ENDLESS}        {BUSY[busy]}\n", graph) as process:
         pids = _first_lines(process)

@@ -72,7 +72,7 @@ def opened(
     return stack.enter_context(DistNeighborLoader(dataset, FANOUT, "train", **settings))
 
 
-@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize("victim", [*(pytest.param(each, marks=pytest.mark.slow) for each in (0, 2)), 1])
 def test_any_one_server_may_vanish_for_good(cluster: LocalCluster, expected: list[int], victim: int) -> None:
     """Whatever the transport and the way of the rows, and wherever the trainer connected."""
     with ExitStack() as stack:

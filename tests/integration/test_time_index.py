@@ -15,7 +15,7 @@ from gigl_loader.graph import Graph
 from gigl_loader.graph.schema import GraphSchema
 from gigl_loader.partition import build_graph, tables_from_pyg
 from gigl_loader.partition.index import add_indexes
-from tests.support.command_line import run
+from tests.support.command_line import run_here
 from tests.support.pyg_graphs import weighted
 
 EDGE = ("node", "to", "node")
@@ -37,13 +37,13 @@ def test_a_graph_that_is_indexed_is_the_graph_that_was_built_with_the_times(
     plain, indexed = tmp_path / "plain", tmp_path / "indexed"
     _build(plain, weight_attr="w")
     _build(indexed, weight_attr="w", time_attr=column)
-    said = run("index", str(plain), "--time", column).stdout
+    said = run_here("index", str(plain), "--time", column).stdout
     assert said.endswith(f"batches can be drawn in time by {column} of {kind}\n")
     assert _files(plain) == _files(indexed)
-    again = json.loads(run("index", str(plain), "--time", f"{kind}:{column}", "--json").stdout)
+    again = json.loads(run_here("index", str(plain), "--time", f"{kind}:{column}", "--json").stdout)
     assert again["times"] == {kind: [column]}
     assert _files(plain) == _files(indexed)
-    assert f"times: {column}" in run("inspect", str(plain), "--verify").stdout
+    assert f"times: {column}" in run_here("inspect", str(plain), "--verify").stdout
 
 
 def test_weights_that_are_added_are_indexed_in_time_too(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_times_from_tables(tmp_path: Path) -> None:
     nodes.write_text("id,born\n0,1\n1,4\n2,2\n3,3\n")
     out = tmp_path / "graph"
     tables = ("--edges", str(edges), "--nodes", str(nodes), "--undirected")
-    assert run("partition", str(out), *tables, "--time", "seen", "--time", "node:born").returncode == 0
+    assert run_here("partition", str(out), *tables, "--time", "seen", "--time", "node:born").returncode == 0
     dataset = DistDataset.open(out)
     options: dict[str, Any] = {"num_workers": 0, "device": "cpu", "with_edge": True}
     with DistNeighborLoader(
@@ -100,7 +100,7 @@ def test_times_from_tables(tmp_path: Path) -> None:
     with DistNeighborLoader(dataset, [1], torch.tensor([1]), time_attr="born", **options) as loader:
         assert next(iter(loader)).seed_time.tolist() == [4]
     out = tmp_path / "other"
-    refused = run("partition", str(out), *tables, "--time", "absent")
+    refused = run_here("partition", str(out), *tables, "--time", "absent")
     assert refused.returncode == 2
     assert refused.stderr == "gigl-loader: --time absent: no node or edge type has a column 'absent'\n"
     assert not out.exists()
@@ -121,7 +121,7 @@ def test_columns_that_cannot_be_indexed_are_refused_in_one_line(
     path = tmp_path / "graph"
     _build(path)
     before = _files(path)
-    refused = run("index", str(path), *arguments)
+    refused = run_here("index", str(path), *arguments)
     assert refused.returncode == 2
     assert message in refused.stderr
     assert refused.stderr.count("\n") == 1

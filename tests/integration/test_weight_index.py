@@ -16,7 +16,7 @@ from gigl_loader.graph import Graph
 from gigl_loader.partition import ArrayTable, GraphTables, build_graph, tables_from_pyg
 from gigl_loader.partition.index import add_indexes
 from gigl_loader.partition.weights import running_sums
-from tests.support.command_line import COMMAND, run
+from tests.support.command_line import COMMAND, run, run_here
 from tests.support.graph_files import as_alpha, as_version_1
 from tests.support.pyg_graphs import homogeneous, weighted
 
@@ -32,14 +32,16 @@ def test_a_graph_that_is_indexed_is_the_graph_that_was_built_with_the_weights(tm
     build_graph(tables_from_pyg(weighted()), plain, num_partitions=2)
     build_graph(tables_from_pyg(weighted(), weight_attr="w"), indexed, num_partitions=2)
     before = _files(plain)
-    assert run("index", str(plain), "--weight", "w").stdout.endswith("edges node,to,node can be drawn by w\n")
+    assert run_here("index", str(plain), "--weight", "w").stdout.endswith(
+        "edges node,to,node can be drawn by w\n"
+    )
     assert _files(plain) == _files(indexed)
     assert {name for name in before if before[name] != _files(plain)[name]} == {"graph.json"}
-    assert json.loads(run("index", str(plain), "--weight", "w", "--json").stdout)["weights"] == {
+    assert json.loads(run_here("index", str(plain), "--weight", "w", "--json").stdout)["weights"] == {
         "node,to,node": ["w"]
     }
     assert _files(plain) == _files(indexed)
-    shown = run("inspect", str(plain), "--verify").stdout
+    shown = run_here("inspect", str(plain), "--verify").stdout
     assert "weights: w" in shown
 
 
@@ -69,7 +71,7 @@ def test_columns_that_cannot_be_indexed_are_refused_in_one_line(
     path = tmp_path / "graph"
     build_graph(tables_from_pyg(weighted()), path)
     before = _files(path)
-    refused = run("index", str(path), "--weight", option)
+    refused = run_here("index", str(path), "--weight", option)
     assert refused.returncode == 2
     assert message in refused.stderr
     assert refused.stderr.count("\n") == 1
@@ -125,7 +127,7 @@ def test_only_one_process_changes_a_graph_at_a_time(tmp_path: Path) -> None:
     assert seen[0].returncode == 2
     assert "another process adds an index: wait until it is done" in seen[0].stderr
     assert seen[0].stderr.count("\n") == 1
-    assert run("index", str(path), "--weight", "w").returncode == 0
+    assert run_here("index", str(path), "--weight", "w").returncode == 0
     Graph.open(path).verify()
 
 
@@ -143,7 +145,7 @@ def test_weights_in_the_topology_of_early_graphs_are_indexed(tmp_path: Path) -> 
     path = tmp_path / "graph"
     build_graph(tables_from_pyg(homogeneous()), path, num_partitions=2)
     as_alpha(path)
-    assert run("index", str(path), "--weight", "weight").returncode == 0
+    assert run_here("index", str(path), "--weight", "weight").returncode == 0
     graph = Graph.open(path)
     graph.verify()
     for part in range(2):

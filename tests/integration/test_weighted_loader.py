@@ -9,7 +9,7 @@ import pytest
 
 from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.partition import build_graph, tables_from_pyg
-from tests.support.command_line import run
+from tests.support.command_line import run_here
 from tests.support.pyg_graphs import weighted
 
 if TYPE_CHECKING:
@@ -42,10 +42,10 @@ def test_weights_that_are_not_declared_are_refused_with_the_command(tmp_path: Pa
 def test_weights_are_declared_on_the_command_line(tmp_path: Path) -> None:
     edges = tmp_path / "edges.csv"
     edges.write_text("src,dst,w\n0,1,2.5\n1,2,0\n2,0,1\n")
-    made = run("partition", str(tmp_path / "graph"), "--edges", str(edges), "--weight", "w", "--json")
+    made = run_here("partition", str(tmp_path / "graph"), "--edges", str(edges), "--weight", "w", "--json")
     assert json.loads(made.stdout)["schema"]["edges"][0]["weights"] == ["w"]
     edges.write_text("src,dst,w\n0,1,2.5\n1,2,-3\n")
-    refused = run("partition", str(tmp_path / "other"), "--edges", str(edges), "--weight", "w")
+    refused = run_here("partition", str(tmp_path / "other"), "--edges", str(edges), "--weight", "w")
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert "column 'w'" in refused.stderr
     assert "got -3" in refused.stderr

@@ -20,7 +20,7 @@ from gigl_loader import (
     SamplingError,
 )
 from tests.support import oracle
-from tests.support.command_line import run
+from tests.support.command_line import run_here
 from tests.support.pyg_graphs import heterogeneous, homogeneous, same_batch
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def test_label_sets_are_built_from_tables_and_verified(tmp_path: Path) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     graph = tmp_path / "graph"
-    made = run(
+    made = run_here(
         "partition",
         str(graph),
         "--edges",
@@ -235,7 +235,7 @@ def test_label_sets_are_built_from_tables_and_verified(tmp_path: Path) -> None:
     )
     assert made.returncode == 0, made.stderr
     assert [entry["count"] for entry in json.loads(made.stdout)["schema"]["labels"]] == [1, 2]
-    shown = run("inspect", str(graph), "--verify")
+    shown = run_here("inspect", str(graph), "--verify")
     assert shown.returncode == 0, shown.stderr
     assert "user,clicks,item" in shown.stdout
     dataset = DistDataset.open(graph)
@@ -243,7 +243,7 @@ def test_label_sets_are_built_from_tables_and_verified(tmp_path: Path) -> None:
     names = dataset.original_ids(batch["item"].n_id, "item")
     assert [names[label] for label in batch.y_positive[1]] == ["tea", "jam"]
     assert [names[label] for label in batch.y_negative[1]] == ["jam"]
-    refused = run(
+    refused = run_here(
         "partition", str(tmp_path / "no"), "--edges", f"{tmp_path}/edges.csv", "--labels", "clicks=x.csv"
     )
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)

@@ -320,8 +320,15 @@ def test_a_path_with_an_equals_sign_is_a_path(files: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_leftovers")
-@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "keeps"),
+    [
+        (signal.SIGINT, False),
+        pytest.param(signal.SIGTERM, False, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, True, marks=pytest.mark.slow),
+        (signal.SIGTERM, True),
+    ],
+)
 def test_a_signal_leaves_nothing_or_what_a_resumed_build_needs(
     tmp_path: Path, kind: signal.Signals, keeps: bool
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from gigl_loader.graph.column_names import check_column_names
 from gigl_loader.graph.folder import MemoryFolder
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
-from tests.support.command_line import run
+from tests.support.command_line import run_here
 
 EDGE = ("node", "to", "node")
 
@@ -49,7 +49,7 @@ def test_a_graph_with_such_a_column_is_not_built() -> None:
 def test_the_command_says_how_to_rename(tmp_path: Path) -> None:
     (tmp_path / "edges.csv").write_text("src,dst,e_id\n0,1,5\n1,0,6\n")
     command = ["partition", str(tmp_path / "graph"), "--edges", str(tmp_path / "edges.csv")]
-    refused = run(*command)
+    refused = run_here(*command)
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert "--rename e_id=NEW" in refused.stderr
-    assert run(*command, "--rename", "e_id=number").returncode == 0
+    assert run_here(*command, "--rename", "e_id=number").returncode == 0

@@ -10,7 +10,7 @@ import torch
 
 from gigl_loader import DistDataset, DistLinkNeighborLoader, DistNeighborLoader
 from gigl_loader.splits import split_edges
-from tests.support.command_line import run
+from tests.support.command_line import run_here
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,9 +32,9 @@ def built(path: Path, tables: dict[str, Any], *options: str) -> DistDataset:
     for number, (name, table) in enumerate(tables.items()):
         np.save(path / f"{number}.npy", table)
         given += ["--edges", f"{name}={path / f'{number}.npy'}" if name else str(path / f"{number}.npy")]
-    made = run("partition", str(path / "graph"), *given, *options)
+    made = run_here("partition", str(path / "graph"), *given, *options)
     assert made.returncode == 0, made.stderr
-    inspected = run("inspect", str(path / "graph"), "--verify")
+    inspected = run_here("inspect", str(path / "graph"), "--verify")
     assert inspected.returncode == 0, inspected.stderr
     return DistDataset.open(path / "graph")
 
@@ -130,7 +130,7 @@ def test_columns_and_ids_of_edges_stay_with_them(tmp_path: Path) -> None:
     table = edges(400)
     lines = [f"{src},{dst},{number},{1000 - number}" for number, (src, dst) in enumerate(table.T.tolist())]
     (tmp_path / "e.csv").write_text("src,dst,w,id\n" + "\n".join(lines) + "\n")
-    made = run(
+    made = run_here(
         *("partition", str(tmp_path / "g"), "--edges", str(tmp_path / "e.csv"), "--weight", "w"),
         *("--split-edges", FRACTIONS, "--message-edges", "train"),
     )
@@ -165,7 +165,7 @@ def test_columns_and_ids_of_edges_stay_with_them(tmp_path: Path) -> None:
 )
 def test_mistakes_are_told_in_one_line(tmp_path: Path, options: list[str], message: str) -> None:
     np.save(tmp_path / "e.npy", edges(10))
-    refused = run("partition", str(tmp_path / "g"), "--edges", str(tmp_path / "e.npy"), *options)
+    refused = run_here("partition", str(tmp_path / "g"), "--edges", str(tmp_path / "e.npy"), *options)
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
     assert message in refused.stderr
 
@@ -173,7 +173,7 @@ def test_mistakes_are_told_in_one_line(tmp_path: Path, options: list[str], messa
 def test_a_bad_row_is_named_as_it_is_in_the_file(tmp_path: Path) -> None:
     lines = [f"{number % 7},{number % 5},{1.0 if number != 613 else -1.0}" for number in range(1000)]
     (tmp_path / "e.csv").write_text("src,dst,w\n" + "\n".join(lines) + "\n")
-    refused = run(
+    refused = run_here(
         *("partition", str(tmp_path / "g"), "--edges", str(tmp_path / "e.csv"), "--weight", "w"),
         *("--split-edges", "0.9,0.1", "--message-edges", "train"),
     )

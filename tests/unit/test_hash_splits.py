@@ -11,7 +11,7 @@ import torch
 from gigl_loader import DistDataset
 from gigl_loader.splits import split_edges, split_nodes
 from tests.support import oracle
-from tests.support.command_line import run
+from tests.support.command_line import run_here
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -101,7 +101,7 @@ def test_the_command_line_makes_the_same_splits(tmp_path: Path, num_partitions: 
     edges = tmp_path / "edges.npy"
     np.save(edges, ids[random.integers(0, 500, (2, 3000))])
     options = ["--split-nodes", "0.6,0.3", "--assigner", "hash", "-p", str(num_partitions)]
-    made = run("partition", str(tmp_path / "graph"), "--edges", str(edges), *options)
+    made = run_here("partition", str(tmp_path / "graph"), "--edges", str(edges), *options)
     assert made.returncode == 0, made.stderr
     dataset = DistDataset.open(tmp_path / "graph")
     nodes = dataset.fetch_node_ids()[0]
@@ -115,6 +115,6 @@ def test_a_mistyped_option_is_refused_in_one_line(tmp_path: Path) -> None:
     edges = tmp_path / "edges.npy"
     np.save(edges, np.zeros((2, 1), np.int64))
     for option, message in (("0.8;0.1", "write --split-nodes"), ("0.8,0.9", "more than 1")):
-        refused = run("partition", str(tmp_path / "g"), "--edges", str(edges), "--split-nodes", option)
+        refused = run_here("partition", str(tmp_path / "g"), "--edges", str(edges), "--split-nodes", option)
         assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
         assert message in refused.stderr

@@ -6,7 +6,6 @@ JSON of the same size: a parser may be some times slower, never by orders of mag
 
 from __future__ import annotations
 
-import gc
 import json
 import struct
 import time
@@ -32,7 +31,7 @@ from tests.support.frames import frame_schema
 from tests.support.sources import small_graph
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from gigl_loader.channel.frame import Frame
 
@@ -160,19 +159,6 @@ def _benign(size: int) -> bytes:
     entry = '"array/{:07d}":{{"dtype":"I64","shape":[10,20],"data_offsets":[0,1600]}}'
     count = max((size - 2) // len(entry), 1)
     return f"{{{','.join(entry.format(number) for number in range(count))}}}".encode()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _without_the_heap_of_the_process() -> Iterator[None]:
-    """Freeze what the process held before.
-
-    Many small objects make the cyclic collector run. A pass over the heap of a process that imported torch
-    takes 0.1 to 0.4 s.
-    """
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def _cpu_s(read: Callable[[bytes], object], data: bytes, errors: tuple[type[Exception], ...]) -> float:

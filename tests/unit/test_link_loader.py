@@ -16,7 +16,7 @@ from torch_geometric.sampler import NegativeSampling as PyGNegativeSampling
 from gigl_loader import CustomSamplerOptions, DistDataset, DistLinkNeighborLoader, NegativeSampling
 from gigl_loader.sampling import negatives as negatives_module
 from tests.support import oracle
-from tests.support.command_line import run
+from tests.support.command_line import run_here
 from tests.support.pyg_graphs import heterogeneous, homogeneous, same_batch
 
 if TYPE_CHECKING:
@@ -430,7 +430,7 @@ def test_arguments_of_other_kinds_are_refused() -> None:
 
 def test_links_may_be_the_texts_by_which_tables_named_the_nodes(tmp_path: Path) -> None:
     (tmp_path / "e.csv").write_text("src,dst\nann,x\nbob,y\nann,y\n")
-    made = run("partition", str(tmp_path / "g"), "--edges", f"user,likes,item={tmp_path / 'e.csv'}")
+    made = run_here("partition", str(tmp_path / "g"), "--edges", f"user,likes,item={tmp_path / 'e.csv'}")
     assert made.returncode == 0, made.stderr
     dataset = DistDataset.open(tmp_path / "g")
     likes = ("user", "likes", "item")

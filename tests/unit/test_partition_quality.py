@@ -18,7 +18,7 @@ from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
 from gigl_loader.partition import assigners as module
 from gigl_loader.partition.assigners import balance_of, edge_quality
-from tests.support.command_line import run
+from tests.support.command_line import run_here
 from tests.support.owners import owners_of
 from tests.support.tables import PlainGraph, plain_graphs
 
@@ -67,7 +67,7 @@ def test_inspect_prints_them(tmp_path: Path) -> None:
             num_partitions=1 if name == "one" else 2,
             assigner=assigner,
         )
-    document = json.loads(run("inspect", str(tmp_path / "two"), "--json").stdout)
+    document = json.loads(run_here("inspect", str(tmp_path / "two"), "--json").stdout)
     assert document["partitioning"] == {
         "nodes": [{"type": "node", "per_part": [3, 1], "balance": 1.5}],
         "edges": [
@@ -81,13 +81,15 @@ def test_inspect_prints_them(tmp_path: Path) -> None:
         ],
     }
     assert document["digest"] == Graph.open(tmp_path / "two").manifest.digest
-    shown = " ".join(run("inspect", str(tmp_path / "two")).stdout.split())
+    shown = " ".join(run_here("inspect", str(tmp_path / "two")).stdout.split())
     assert f"digest {document['digest']}" in shown
     assert "2 parts by table" in shown
     assert "node,to,node │ 4 │ 1 to 3 │ 1.500 │ 50.0% │ 1.00" in shown
-    alone = run("inspect", str(tmp_path / "one")).stdout
+    alone = run_here("inspect", str(tmp_path / "one")).stdout
     assert "cut" not in alone
     assert (
-        json.loads(run("inspect", str(tmp_path / "one"), "--json").stdout)["partitioning"]["edges"][0]["cut"]
+        json.loads(run_here("inspect", str(tmp_path / "one"), "--json").stdout)["partitioning"]["edges"][0][
+            "cut"
+        ]
         == 0
     )
