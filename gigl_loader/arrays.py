@@ -14,3 +14,9 @@ Bytes = npt.NDArray[np.uint8]
 Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]
 Int64Array = npt.NDArray[np.int64]
+
+
+def first_true(mask: npt.ArrayLike) -> int | None:
+    """Return the first place where ``mask`` (bool [N]) is true, ``None`` where it is nowhere."""
+    places = np.flatnonzero(mask)
+    return int(places[0]) if len(places) else None

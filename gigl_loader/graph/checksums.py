@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from gigl_loader.arrays import Bytes
+from gigl_loader.arrays import Bytes, first_true
 from gigl_loader.errors import FormatError
 from gigl_loader.native import crc32c, crc32c_blocks, crc32c_combine
 from gigl_loader.tensors import Layout
@@ -79,9 +79,8 @@ class BlockRecord:
             data = buffer[begin : begin + step * self.block_bytes]
             found = np.empty(len(expected), np.uint32)
             crc32c_blocks(data, self.block_bytes, found)
-            wrong = np.flatnonzero(found != expected)
-            if len(wrong):
-                begin += int(wrong[0]) * self.block_bytes
+            if (wrong := first_true(found != expected)) is not None:
+                begin += wrong * self.block_bytes
                 end = min(begin + self.block_bytes, self.nbytes)
                 raise FormatError(f"{what}: bytes {begin} to {end - 1} do not match their checksum")
             report(len(data))

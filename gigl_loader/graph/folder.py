@@ -228,6 +228,15 @@ def _inherited(handles: dict[str, Any]) -> MemoryFolder:
     return folder
 
 
+def sync_directory(path: Path) -> None:
+    """Have the names in a directory survive a crash of the machine."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def folder_from(reference: Mapping[str, Any]) -> Folder:
     """Return the folder behind a ``reference``, in this or in a child process."""
     if "path" in reference:
@@ -261,9 +270,14 @@ def _map(fd: int, *, what: str = "") -> Bytes:
     mapping = mmap.mmap(fd, size, prot=mmap.PROT_READ)
     memory = np.frombuffer(mapping, dtype=np.uint8)
     if what:
-        install_bus_error_handler()
-        weakref.finalize(mapping, forget_mapping, watch_mapping(memory, what)).atexit = False
+        watch_map(mapping, memory, what)
     return memory
+
+
+def watch_map(owner: object, memory: Bytes, what: str) -> None:
+    """Let the message of SIGBUS, after a mapped file was truncated, name ``what`` while ``owner`` lives."""
+    install_bus_error_handler()
+    weakref.finalize(owner, forget_mapping, watch_mapping(memory, what)).atexit = False
 
 
 def _anonymous_file(name: str) -> int:

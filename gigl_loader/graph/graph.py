@@ -211,24 +211,19 @@ class Graph:
         are included where the schema declares them.
         """
         self._known_edge_type(edge_type)
-        document = self._document(topology_path(part, edge_type))
-        self.verifier.require(document.name)
+        document = self._verified(topology_path(part, edge_type))
         return {name: document.array(name) for name in document.specs}
 
     def node_column(self, node_type: NodeType, name: str, part: int) -> Array:
         """Return a column of the nodes that a partition owns, [N, ...], by position."""
         columns = self._known_node_type(node_type).columns
-        if name not in columns:
-            raise ValueError(
-                f"nodes of type {node_type!r} have no column {name!r}; known: {_listed(columns)}"
-            )
+        _require(name, columns, f"nodes of type {node_type!r} have no column")
         return self._document(nodes_path(part, node_type)).array(name)
 
     def edge_column(self, edge_type: EdgeType, name: str, part: int) -> Array:
         """Return a column of the edges of a partition, [E, ...], in the order of its ``indices``."""
         columns = self._known_edge_type(edge_type).columns
-        if name not in columns:
-            raise ValueError(f"edges of type {edge_type} have no column {name!r}; known: {_listed(columns)}")
+        _require(name, columns, f"edges of type {edge_type} have no column")
         return self._document(edges_path(part, edge_type)).array(name)
 
     def weights(self, edge_type: EdgeType, name: str, part: int) -> tuple[Int64Array, Int64Array]:
@@ -238,12 +233,8 @@ class Graph:
         int64 [T].
         """
         declared = self._known_edge_type(edge_type).weights
-        if name not in declared:
-            raise ValueError(
-                f"edges of type {edge_type} have no weights {name!r}; known: {_listed(declared)}"
-            )
-        document = self._document(weights_path(part, edge_type, name))
-        self.verifier.require(document.name)
+        _require(name, declared, f"edges of type {edge_type} have no weights")
+        document = self._verified(weights_path(part, edge_type, name))
         return document.array("sums"), document.array("counts")
 
     def times(self, edge_type: EdgeType, name: str, part: int) -> tuple[Int64Array, Array]:
@@ -253,28 +244,18 @@ class Graph:
         order of ``indices``. Edges of equal times keep that order.
         """
         self._known_edge_type(edge_type)
-        declared = self.schema.list_times(edge_type)
-        if name not in declared:
-            raise ValueError(f"edges of type {edge_type} have no times {name!r}; known: {_listed(declared)}")
-        document = self._document(times_path(part, edge_type, name))
-        self.verifier.require(document.name)
+        _require(name, self.schema.list_times(edge_type), f"edges of type {edge_type} have no times")
+        document = self._verified(times_path(part, edge_type, name))
         return document.array("times"), document.array("slots")
 
     def timed_weights(self, edge_type: EdgeType, time: str, weight: str, part: int) -> Int64Array:
         """Return the running sums of a declared weight column in order of a time, int64 [E]."""
-        document = self._document(timed_weights_path(part, edge_type, time, weight))
-        self.verifier.require(document.name)
-        return document.array("sums")
+        return self._verified(timed_weights_path(part, edge_type, time, weight)).array("sums")
 
     def node_times(self, node_type: NodeType, name: str) -> NodeTimes:
         """Return a declared time of all nodes of a type."""
-        declared = self._known_node_type(node_type).times
-        if name not in declared:
-            raise ValueError(
-                f"nodes of type {node_type!r} have no times {name!r}; known: {_listed(declared)}"
-            )
-        document = self._documents[node_times_path(node_type, name)]
-        self.verifier.require(document.name)
+        _require(name, self._known_node_type(node_type).times, f"nodes of type {node_type!r} have no times")
+        document = self._verified(node_times_path(node_type, name))
         return NodeTimes(document.array("times"), document.array("order"))
 
     def bounds(self, node_type: NodeType) -> Int64Array:
@@ -331,12 +312,8 @@ class Graph:
         ``FormatError`` where they do not ascend or are of another partition: callers index arrays with them.
         """
         nodes = self._known_node_type(node_type)
-        if name not in nodes.splits:
-            raise ValueError(
-                f"nodes of type {node_type!r} have no split {name!r}; known: {_listed(nodes.splits)}"
-            )
-        document = self._document(splits_path(part, node_type))
-        self.verifier.require(document.name)
+        _require(name, nodes.splits, f"nodes of type {node_type!r} have no split")
+        document = self._verified(splits_path(part, node_type))
         check_split(document, name, nodes.bounds[part], nodes.bounds[part + 1])
         return document.array(name)
 
@@ -364,6 +341,11 @@ class Graph:
         document = self._documents.get(name)
         if document is None:
             raise ValueError(f"{name} is not among the opened partitions")
+        return document
+
+    def _verified(self, name: str) -> Document:
+        document = self._document(name)
+        self.verifier.require(name)
         return document
 
     def _known_node_type(self, node_type: NodeType) -> Any:
@@ -478,6 +460,11 @@ def _present_parts(folder: Folder, manifest: Manifest) -> list[int]:
     there = {part_of(name) for name in folder.names() if name in manifest.files}
     parts = range(manifest.schema.num_partitions)
     return [part for part in parts if part in there or not files_of_part(manifest.schema, part)]
+
+
+def _require(name: str, known: Collection[str], what: str) -> None:
+    if name not in known:
+        raise ValueError(f"{what} {name!r}; known: {_listed(known)}")
 
 
 def _listed(names: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from gigl_loader.arrays import Array, Int64Array
+from gigl_loader.arrays import Array, Int64Array, first_true
 from gigl_loader.errors import FormatError
 from gigl_loader.native import TextIndex, check_stop, find_texts, texts_at
 from gigl_loader.tensors import ArraySpec
@@ -170,11 +170,8 @@ class TextIds:
         """Raise ``FormatError`` unless every text is found again."""
         for start in range(0, len(self), _ROWS):
             rows = np.arange(start, min(start + _ROWS, len(self)))
-            wrong = np.flatnonzero(self.find(self.texts(rows)) != rows)
-            if len(wrong):
-                raise FormatError(
-                    f"{self._name}: the text of node {start + int(wrong[0])} is not found again"
-                )
+            if (wrong := first_true(self.find(self.texts(rows)) != rows)) is not None:
+                raise FormatError(f"{self._name}: the text of node {start + wrong} is not found again")
 
     @staticmethod
     def check(count: int, specs: Mapping[str, ArraySpec], name: str) -> None:

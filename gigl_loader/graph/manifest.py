@@ -24,7 +24,7 @@ from gigl_loader.graph.folder import Folder, Sink
 from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeType, is_hidden_list, type_name
 from gigl_loader.native import crc32c
 from gigl_loader.strict_json import read_json
-from gigl_loader.tensors import STORAGE_DTYPES, ArraySpec, Layout, spec_of
+from gigl_loader.tensors import STORAGE_DTYPES, ArraySpec, Layout
 
 
 def ids_path(node_type: NodeType) -> str:
@@ -81,7 +81,7 @@ def splits_path(part: int, node_type: NodeType) -> str:
 
 
 class DocumentWriter:
-    """Writer of the arrays of one file. Each array is appended in pieces, interleaved with others."""
+    """Writer of the arrays of one file. Pieces of its arrays may be appended in any interleaving."""
 
     def __init__(self, folder: Folder, name: str, specs: Mapping[str, ArraySpec]) -> None:
         self.name = name
@@ -115,19 +115,6 @@ class DocumentWriter:
     def abort(self) -> None:
         """Close an incomplete file without flushing."""
         self._sink.discard()
-
-
-def write_document(
-    folder: Folder,
-    name: str,
-    arrays: Mapping[str, npt.NDArray[Any]],
-    specs: Mapping[str, ArraySpec] | None = None,
-) -> FileRecord:
-    """Write a whole file. ``specs`` are required only for dtypes that NumPy lacks (bfloat16)."""
-    writer = DocumentWriter(folder, name, specs or {key: spec_of(array) for key, array in arrays.items()})
-    for key, array in arrays.items():
-        writer.append(key, array)
-    return writer.close()
 
 
 class Document:
@@ -196,7 +183,7 @@ class Manifest:
 
     schema: GraphSchema
     build: Mapping[str, Any]
-    """How the graph was built, for information. No code reads it."""
+    """Record of the build, for people. No code reads it."""
     files: Mapping[str, FileRecord]
 
     version: int

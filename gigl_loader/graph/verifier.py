@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from gigl_loader.arrays import Array
+from gigl_loader.arrays import Array, first_true
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.folder import Folder, Status
 from gigl_loader.graph.ids import Directory
@@ -170,18 +170,17 @@ def _verify_ascending(array: Array, what: str, *, strictly: bool) -> None:
     for start in range(0, len(array), _ROWS):
         rows = array[start : start + _ROWS + 1]
         # Compared, not subtracted: the difference of ids may exceed int64.
-        wrong = np.flatnonzero(rows[1:] <= rows[:-1] if strictly else rows[1:] < rows[:-1])
-        if len(wrong):
-            raise FormatError(f"{what} falls at row {start + int(wrong[0]) + 1}")
+        wrong = first_true(rows[1:] <= rows[:-1] if strictly else rows[1:] < rows[:-1])
+        if wrong is not None:
+            raise FormatError(f"{what} falls at row {start + wrong + 1}")
 
 
 def _verify_range(array: Array, low: int, high: int, what: str) -> None:
     for start in range(0, len(array), _ROWS):
         rows = array[start : start + _ROWS]
-        wrong = np.flatnonzero((rows < low) | (rows >= high))
-        if len(wrong):
-            value = rows[wrong[0]]
-            raise FormatError(f"{what} is {value} at row {start + int(wrong[0])}, outside [{low}, {high})")
+        if (wrong := first_true((rows < low) | (rows >= high))) is not None:
+            value = rows[wrong]
+            raise FormatError(f"{what} is {value} at row {start + wrong}, outside [{low}, {high})")
 
 
 def _verify_ids(directory: Directory, what: str) -> None:
@@ -194,9 +193,8 @@ def _verify_ids(directory: Directory, what: str) -> None:
         _verify_ascending(keys, f"{what}: ids in ascending order", strictly=True)
     for start in range(0, directory.count, _ROWS):
         rows = np.arange(start, min(start + _ROWS, directory.count))
-        wrong = np.flatnonzero(directory.find(directory.ids[rows]) != rows)
-        if len(wrong):
-            raise FormatError(f"{what}: the id at row {start + int(wrong[0])} is not found again")
+        if (wrong := first_true(directory.find(directory.ids[rows]) != rows)) is not None:
+            raise FormatError(f"{what}: the id at row {start + wrong} is not found again")
 
 
 _LOGGER = logging.getLogger(__name__)
@@ -280,7 +278,7 @@ class _State:
 
 @dataclass(frozen=True, slots=True)
 class _Passes:
-    """How a thread reads files: once and as fast as possible, unless these are given."""
+    """Pace of a thread that reads files. The default reads them once, as fast as possible."""
 
     bytes_per_second: float | None = None
     every_s: float | None = None

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gigl_loader.arrays import Array
+from gigl_loader.arrays import Array, first_true
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column
 from gigl_loader.partition.table import TEXT, Kind
@@ -122,9 +122,7 @@ def _nanoseconds(array: Any, where: Where) -> Array:
     unit = "d" if is_days else getattr(array.type, "unit", "ms")  # A date64 counts milliseconds.
     counts = np.asarray(array.view(pa.int32() if is_days else pa.int64())).astype(np.int64)
     longest = np.iinfo(np.int64).max // _NANOSECONDS[unit]
-    wrong = np.flatnonzero((counts > longest) | (counts < -longest))
-    if len(wrong):
-        row = int(wrong[0])
+    if (row := first_true((counts > longest) | (counts < -longest))) is not None:
         value = array.slice(row, 1).cast(pa.string())[0].as_py()
         raise FormatError(
             f"{where(row)}: {value} lies outside 1677 to 2262, the range of nanoseconds in int64"
@@ -134,6 +132,5 @@ def _nanoseconds(array: Any, where: Where) -> Array:
 
 def _refuse_ragged(array: Any, width: int, where: Where) -> None:
     lengths = pc.list_value_length(array).to_numpy(zero_copy_only=False)
-    wrong = np.flatnonzero(lengths != width)
-    if len(wrong):
-        raise FormatError(f"{where(int(wrong[0]))}: {lengths[wrong[0]]} values, {width} in the first row")
+    if (row := first_true(lengths != width)) is not None:
+        raise FormatError(f"{where(row)}: {lengths[row]} values, {width} in the first row")

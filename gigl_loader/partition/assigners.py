@@ -28,7 +28,7 @@ class Assigner(Protocol):
     """Assigns nodes to partitions. Must depend on nothing but its arguments."""
 
     name: str
-    """What ``graph.json`` remembers it by."""
+    """Name in ``graph.json``."""
     ascending: bool
     """Nodes of partition p have smaller ids than those of p + 1: then no directory is needed."""
 
@@ -43,7 +43,7 @@ class GraphAssigner(Protocol):
     """Assigns nodes by more than their ids. ``plan`` is called once, before nodes and edges are written."""
 
     name: str
-    """What ``graph.json`` remembers it by."""
+    """Name in ``graph.json``."""
 
     def plan(self, job: Job, tables: GraphTables) -> Assigner:
         """Return an assigner that knows the owner of every node. All ids in ``tables`` are integers."""
@@ -57,7 +57,7 @@ AnyAssigner: TypeAlias = (
 
 @dataclass(slots=True)
 class Owners:
-    """Assigns nodes as it is told."""
+    """Assigner with the partition of every node in memory."""
 
     name: str
     parts: Mapping[NodeType, npt.NDArray[np.integer[Any]]]
@@ -153,7 +153,7 @@ _ROWS = 1 << 21
 
 @dataclass(frozen=True, slots=True)
 class EdgeQuality:
-    """How a graph's partitions share out the edges of one type."""
+    """Distribution of the edges of one type over the partitions of a graph."""
 
     per_part: tuple[int, ...]
     """Edges by the partition that lists them."""

@@ -35,7 +35,7 @@ from gigl_loader.partition.exchange import (
 from gigl_loader.partition.ids import as_ids, find_all, require_integers
 from gigl_loader.partition.job import Budget, Job
 from gigl_loader.partition.nodes import bucket_cuts
-from gigl_loader.partition.stage import StageInfo, first_rows
+from gigl_loader.partition.stage import StageInfo, first_rows, numbered
 from gigl_loader.partition.table import EDGE_ROLES, Table, data_columns
 from gigl_loader.partition.weights import check_weights, index_weights
 from gigl_loader.tensors import STORAGE_DTYPES, ArraySpec
@@ -223,17 +223,23 @@ def _write_edges(job: Job, data: _Edges) -> EdgeSchema:
     shards = job.runner.shards(data.table)
     # Rows of a table that has ids are not counted: of held-out edges, no one knows how many a shard has.
     starts = [0] * len(shards) if "id" in data.table.columns else first_rows(shards)
-    exchange = job.runner.exchange(
-        job, f"edges/{type_name(data.edge_type)}", kinds, rows=count, num_writers=len(shards)
+    name = f"edges/{type_name(data.edge_type)}"
+    exchange = job.runner.exchange(job, name, kinds, rows=count, num_writers=len(shards))
+    read = StageInfo(
+        name=f"{name}/read", step=f"edges {data}: reading", num_rows=count, num_tasks=len(shards)
     )
-    found = job.runner.run(job, _SpreadStage(data, shards, starts, kinds, cuts, exchange))
+    found = job.runner.run(job, _SpreadStage(read, data, shards, starts, kinds, cuts, exchange))
     rows = sum(each["rows"] for each in found)
     if rows != count:
         raise FormatError(f"{data.table.name}: {rows} rows, {count} before: it changed")
     buckets = np.sum([each["buckets"] for each in found], axis=0, dtype=np.int64)
     sizes = np.bincount(parts, buckets, job.num_partitions).astype(np.int64)
     largest_id = max(each["largest_id"] for each in found)
-    job.runner.run(job, _SortStage(data, kinds, cuts, parts, exchange, tuple(sizes.tolist()), largest_id))
+    write = StageInfo(
+        name=f"{name}/write", step=f"edges {data}: sorting", num_rows=count, num_tasks=job.num_partitions
+    )
+    sort = _SortStage(write, data, kinds, cuts, parts, exchange, tuple(sizes.tolist()), largest_id)
+    job.runner.run(job, sort)
     exchange.drop(job)
     return EdgeSchema(
         count=count,
@@ -259,6 +265,7 @@ def _bucket_width(data: _Edges, kinds: Kinds, budget: Budget) -> int:
 class _SpreadStage:
     """Reads edges and spreads them over buckets of targets, a shard of the table a task."""
 
+    info: StageInfo
     data: _Edges
     shards: Sequence[Table]
     first_rows: Sequence[int]
@@ -266,24 +273,14 @@ class _SpreadStage:
     cuts: Int64Array
     exchange: Exchange
 
-    @property
-    def info(self) -> StageInfo:
-        return StageInfo(
-            name=f"edges/{type_name(self.data.edge_type)}/read",
-            step=f"edges {self.data}: reading",
-            num_rows=self.data.table.num_rows,
-            num_tasks=len(self.shards),
-        )
-
     def run(self, job: Job, task: int) -> dict[str, Any]:
         table = self.shards[task]
         names = [name for name in (*EDGE_ROLES, *self.data.columns) if name in table.columns]
         step = job.budget.chunk_rows(sum(map(row_bytes, self.kinds.values())))
-        row = 0
-        largest_id = 0
+        num_rows = largest_id = 0
         sizes = np.zeros(max(len(self.cuts), 1), np.int64)
         with self.exchange.writer(job, task) as writer:
-            for chunk in table.read(names, step):
+            for row, chunk in numbered(table, names, step):
                 rows = self._converted(chunk, task, row)
                 ids, count = rows["edge_id"], len(rows["target"])
                 if count:
@@ -291,9 +288,9 @@ class _SpreadStage:
                 buckets = bucket_numbers(self.cuts, rows["target"])
                 sizes += count if buckets is None else np.bincount(buckets, minlength=len(sizes))
                 scatter(writer, buckets, rows)
-                row += count
+                num_rows += count
                 job.advance(count)
-        return {"rows": row, "buckets": sizes.tolist(), "largest_id": largest_id}
+        return {"rows": num_rows, "buckets": sizes.tolist(), "largest_id": largest_id}
 
     def _converted(self, chunk: Mapping[str, Array], task: int, row: int) -> dict[str, Array]:
         data, table = self.data, self.shards[task]
@@ -331,6 +328,7 @@ def _where(table: Table, column: str, first_row: int, row: int) -> str:
 class _SortStage:
     """Sorts the edges of buckets and writes the lists, a partition a task."""
 
+    info: StageInfo
     data: _Edges
     kinds: Kinds
     cuts: Int64Array
@@ -339,15 +337,6 @@ class _SortStage:
     sizes: tuple[int, ...]
     """Edges of each partition."""
     largest_id: int
-
-    @property
-    def info(self) -> StageInfo:
-        return StageInfo(
-            name=f"edges/{type_name(self.data.edge_type)}/write",
-            step=f"edges {self.data}: sorting",
-            num_rows=self.data.table.num_rows,
-            num_tasks=len(self.sizes),
-        )
 
     def run(self, job: Job, part: int) -> dict[str, Any]:
         lists = job.create(topology_path(part, self.data.edge_type), self._specs(part))

@@ -1,4 +1,4 @@
-"""Rows that the tasks of a stage hand to those of the next, by bucket, in memory or in files.
+"""Exchange of rows between the tasks of one stage and of the next, by bucket, in memory or in files.
 
 Tasks of one process share a spill. Tasks of several write a file each: the arrays of a bucket side by side,
 as they were appended; then an index, and 32 bytes that say where it lies. What is read is compared with its
@@ -154,14 +154,14 @@ class DiskSpill:
         return self._path / f"{bucket}-{self._numbers[name]}"
 
     def _load(self, bucket: int, name: str, start: int, count: int) -> Array:
-        dtype, shape = self._kinds[name]
-        array = np.empty((count, *shape), dtype=dtype)
-        if array.nbytes:
-            view = array.reshape(-1).view(np.uint8)
-            with self._file(bucket, name).open("rb", buffering=0) as file:
-                file.seek(start * (array.nbytes // count))
-                _read_all(file.fileno(), view)
-        return array
+        dtype, shape = kind = self._kinds[name]
+        size = count * math.prod(shape)
+        if not size:
+            return np.empty((count, *shape), dtype)
+        found = np.fromfile(self._file(bucket, name), dtype, size, offset=start * row_bytes(kind))
+        if len(found) < size:
+            raise OSError("a temporary file ended early")
+        return found.reshape(count, *shape)
 
 
 def bucket_numbers(
@@ -191,15 +191,6 @@ def _write_all(fd: int, array: Array) -> None:
         view = view[os.write(fd, view) :]
 
 
-def _read_all(fd: int, view: npt.NDArray[np.uint8]) -> None:
-    rest = view.data
-    while rest:
-        count = os.readv(fd, [rest])
-        if count == 0:
-            raise OSError("a temporary file ended early")
-        rest = rest[count:]
-
-
 _MAGIC = b"gigl-run"
 _TRAILER = struct.Struct("<8sQQQ")
 """Magic, first byte of the index, its rows, its checksum."""
@@ -209,7 +200,7 @@ class Exchange(Protocol):
     """Buckets of rows between the tasks of two stages."""
 
     def writer(self, job: Job, task: int) -> AbstractContextManager[RowWriter]:
-        """Lend what takes the rows of a task. They count when the block ends without an exception."""
+        """Yield the writer of a task's rows. They count when the block ends without an exception."""
 
     def spill(self, job: Job, begin: int, end: int) -> Spill:
         """Return the buckets ``[begin, end)`` with the rows of all tasks, in the order of the tasks."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WorkPlan:
-    """How many tasks there are at once, and their memory."""
+    """Number of tasks at once, and the memory of each."""
 
     num_workers: int
     """Tasks at once. 0: the process that builds does them itself."""
@@ -185,7 +185,7 @@ class _Worker:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = FreshProcess("gigl_loader.partition.task_process:main", theirs)
+            self._process = FreshProcess("gigl_loader.partition.tasks:do_tasks", theirs)
         self.link = connection.Connection(ours.detach())
         self.pid = self._process.pid
         self.task: int | None = None

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gigl_loader.arrays import Array, Int64Array
+from gigl_loader.arrays import Array, Int64Array, first_true
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.ids import Directory
-from gigl_loader.graph.schema import Column, EdgeType, NodeType, type_name
+from gigl_loader.graph.schema import Column, NodeType, type_name
 from gigl_loader.partition.assigners import Assigner, RangeAssigner
 from gigl_loader.partition.exchange import FileExchange
 from gigl_loader.partition.job import Job
-from gigl_loader.partition.stage import StageInfo
+from gigl_loader.partition.stage import StageInfo, numbered
 from gigl_loader.partition.table import GraphTables, Table
 from gigl_loader.tensors import STORAGE_DTYPES
 
@@ -49,21 +49,15 @@ def require_integers(table: Table, name: str) -> None:
 def _refuse_nan(table: Table, name: str, column: Column) -> None:
     if column.shape or STORAGE_DTYPES[column.dtype].kind != "f":
         return
-    row = 0
-    for chunk in table.read([name], 1 << 20):
-        wrong = np.flatnonzero(np.isnan(chunk[name]))
-        if len(wrong):
-            raise FormatError(f"{table.where(name, row + int(wrong[0]))}: NaN, not an integer")
-        row += len(chunk[name])
+    for row, chunk in numbered(table, [name], 1 << 20):
+        if (at := first_true(np.isnan(chunk[name]))) is not None:
+            raise FormatError(f"{table.where(name, row + at)}: NaN, not an integer")
 
 
 def as_ids(table: Table, name: str, values: Array, first_row: int) -> Int64Array:
     """Return integers as int64. ``FormatError`` naming the row where one is too large."""
-    if values.dtype == np.uint64:
-        wrong = np.flatnonzero(values > np.iinfo(np.int64).max)
-        if len(wrong):
-            row = int(wrong[0])
-            raise FormatError(f"{table.where(name, first_row + row)}: {values[row]} does not fit in int64")
+    if values.dtype == np.uint64 and (row := first_true(values > np.iinfo(np.int64).max)) is not None:
+        raise FormatError(f"{table.where(name, first_row + row)}: {values[row]} does not fit in int64")
     return values.astype(np.int64, copy=False)
 
 
@@ -73,8 +67,7 @@ def find_all(
     """Return the positions of node ids. ``FormatError`` naming the row of the first unknown one."""
     ids = as_ids(table, name, values, first_row)
     positions = directory.find(ids)
-    if len(positions) and int(positions.min()) < 0:
-        row = int(np.flatnonzero(positions < 0)[0])
+    if (row := first_true(positions < 0)) is not None:
         raise FormatError(
             f"{table.where(name, first_row + row)}: unknown node id {ids[row]} of type {node_type!r}"
         )
@@ -99,11 +92,9 @@ def _from_column(job: Job, table: Table, node_type: NodeType) -> NodeIds:
     job.budget.require(8 * count, f"checking the {count:,} ids of node type {node_type!r}")
     advance = job.track(f"nodes {node_type}: ids", count)
     ids = np.empty(count, dtype=np.int64)
-    row = 0
-    for chunk in table.read(["id"], job.budget.chunk_rows(8)):
+    for row, chunk in numbered(table, ["id"], job.budget.chunk_rows(8)):
         values = as_ids(table, "id", chunk["id"], row)
         ids[row : row + len(values)] = values
-        row += len(values)
         advance(len(values))
     in_order = bool((ids[1:] > ids[:-1]).all())
     if not in_order:
@@ -131,7 +122,14 @@ def _from_edges(job: Job, tables: GraphTables, node_type: NodeType) -> NodeIds:
         for name in names:
             require_integers(table, name)
         if names:
-            _collect(job, seen, _EdgeIdStage(node_type, edge_type, names, table, job.runner.shards(table)))
+            shards = job.runner.shards(table)
+            info = StageInfo(
+                name=f"ids/{type_name(node_type)}/{type_name(edge_type)}",
+                step=f"nodes {node_type}: ids in edges",
+                num_rows=table.num_rows,
+                num_tasks=len(shards),
+            )
+            _collect(job, seen, _EdgeIdStage(info, node_type, names, shards))
     ids = seen.ascending()
     if len(ids) == 0 or (ids[0] == 0 and ids[-1] == len(ids) - 1):
         return NodeIds(len(ids), None)
@@ -155,20 +153,10 @@ def _collect(job: Job, seen: _IdSet, stage: _EdgeIdStage) -> None:
 class _EdgeIdStage:
     """Collects the ids of a node type that edges mention, a shard of the table a task."""
 
+    info: StageInfo
     node_type: NodeType
-    edge_type: EdgeType
     columns: Sequence[str]
-    table: Table
     shards: Sequence[Table]
-
-    @property
-    def info(self) -> StageInfo:
-        return StageInfo(
-            name=f"ids/{type_name(self.node_type)}/{type_name(self.edge_type)}",
-            step=f"nodes {self.node_type}: ids in edges",
-            num_rows=self.table.num_rows,
-            num_tasks=len(self.shards),
-        )
 
     @property
     def exchange(self) -> FileExchange:
@@ -186,11 +174,10 @@ class _EdgeIdStage:
 
     def ids(self, job: Job, task: int, advance: Callable[[int], None]) -> Iterator[Int64Array]:
         """Yield the ids of a shard, checked."""
-        table, row = self.shards[task], 0
-        for chunk in table.read(self.columns, job.budget.chunk_rows(16)):
+        table = self.shards[task]
+        for row, chunk in numbered(table, self.columns, job.budget.chunk_rows(16)):
             for name in self.columns:
                 yield as_ids(table, name, chunk[name], row)
-            row += len(chunk[self.columns[0]])
             advance(len(chunk[self.columns[0]]))
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gigl_loader.graph.checksums import BlockRecord, BlockSums
-from gigl_loader.graph.folder import DiskFolder
+from gigl_loader.graph.folder import DiskFolder, sync_directory
 from gigl_loader.graph.graph import Graph
 from gigl_loader.graph.manifest import (
     MANIFEST_NAME,
@@ -75,40 +75,39 @@ def index_node_times(
     by_id = directory.in_id_order()
     order = by_id[np.argsort(times[by_id], kind="stable")]
     width = np.dtype(np.int32 if count < 2**31 else np.int64)
-    specs = {"times": ArraySpec("I64", (count,)), "order": ArraySpec(f"I{8 * width.itemsize}", (count,))}
-    writer = job.create(node_times_path(node_type, name), specs)
-    writer.append("times", times)
-    writer.append("order", order.astype(width))
-    job.finish(writer)
+    job.write(node_times_path(node_type, name), {"times": times, "order": order.astype(width)})
     advance(count)
 
 
 def index_times(job: Job, schema: GraphSchema, edge_type: EdgeType, name: str) -> None:
     """Write the lists of an edge type in order of a time, for all partitions."""
-    job.runner.run(job, _TimeStage(schema, edge_type, name))
+    info = _stage(schema, edge_type, [name], f"ordering by {name}")
+    job.runner.run(job, _TimeStage(info, schema, edge_type, name))
 
 
 def index_timed_weights(job: Job, schema: GraphSchema, edge_type: EdgeType, time: str, name: str) -> None:
     """Write the running sums of a weight column in order of a time, whose index is there."""
-    job.runner.run(job, _TimedWeightStage(schema, edge_type, time, name))
+    info = _stage(schema, edge_type, [time, name], f"indexing {name} by {time}")
+    job.runner.run(job, _TimedWeightStage(info, schema, edge_type, time, name))
+
+
+def _stage(schema: GraphSchema, edge_type: EdgeType, columns: Sequence[str], step: str) -> StageInfo:
+    return StageInfo(
+        name="/".join(["times", type_name(edge_type), *map(type_name, columns)]),
+        step=f"edges {','.join(edge_type)}: {step}",
+        num_rows=schema.edges[edge_type].count,
+        num_tasks=schema.num_partitions,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _TimeStage:
     """Writes lists in order of a time, a partition a task."""
 
+    info: StageInfo
     schema: GraphSchema
     edge_type: EdgeType
     time: str
-
-    @property
-    def info(self) -> StageInfo:
-        return StageInfo(
-            name=f"times/{type_name(self.edge_type)}/{type_name(self.time)}",
-            step=f"edges {','.join(self.edge_type)}: ordering by {self.time}",
-            num_rows=self.schema.edges[self.edge_type].count,
-            num_tasks=self.schema.num_partitions,
-        )
 
     def run(self, job: Job, part: int) -> dict[str, Any]:
         times_of = _times_of(job, self.schema, self.edge_type, self.time)
@@ -134,19 +133,11 @@ class _TimeStage:
 class _TimedWeightStage:
     """Writes the running sums of a weight column in order of a time, a partition a task."""
 
+    info: StageInfo
     schema: GraphSchema
     edge_type: EdgeType
     time: str
     column: str
-
-    @property
-    def info(self) -> StageInfo:
-        return StageInfo(
-            name=f"times/{type_name(self.edge_type)}/{type_name(self.time)}/{type_name(self.column)}",
-            step=f"edges {','.join(self.edge_type)}: indexing {self.column} by {self.time}",
-            num_rows=self.schema.edges[self.edge_type].count,
-            num_tasks=self.schema.num_partitions,
-        )
 
     def run(self, job: Job, part: int) -> dict[str, Any]:
         stored = self.schema.edges[self.edge_type].columns
@@ -325,7 +316,7 @@ def _block_record(folder: DiskFolder, name: str, record: FileRecord) -> BlockRec
 
 @contextmanager
 def _new_manifest(path: Path) -> Iterator[Callable[[bytes], None]]:
-    """Lend what replaces ``graph.json``, to one process at a time: the file for its content is locked."""
+    """Yield a function that replaces ``graph.json``. A lock on its new content keeps other processes out."""
     temporary = path / f".{MANIFEST_NAME}.new"
     if not (path / MANIFEST_NAME).exists():
         raise FileNotFoundError(2, "no such file", str(path / MANIFEST_NAME))
@@ -344,18 +335,10 @@ def _new_manifest(path: Path) -> Iterator[Callable[[bytes], None]]:
             file.flush()
             os.fsync(file.fileno())
             temporary.replace(path / MANIFEST_NAME)
-            _sync_directory(path)
+            sync_directory(path)
 
         try:
             yield write
         finally:
             if temporary.exists() and os.path.samestat(os.fstat(file.fileno()), os.stat(temporary)):
                 temporary.unlink()  # It was not written.
-
-
-def _sync_directory(path: Path) -> None:
-    directory = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

@@ -17,9 +17,10 @@ from gigl_loader.graph.folder import Folder
 from gigl_loader.graph.manifest import DocumentWriter
 from gigl_loader.partition.exchange import DiskSpill, Kinds, MemorySpill, Spill, row_bytes
 from gigl_loader.partition.scratch import Scratch
-from gigl_loader.tensors import ArraySpec
+from gigl_loader.tensors import ArraySpec, spec_of
 
 if TYPE_CHECKING:
+    from gigl_loader.arrays import Array
     from gigl_loader.partition.runner import Runner
 
 _MAX_CHUNK_ROWS = 4 << 20
@@ -82,7 +83,7 @@ class Budget:
 
 def available_memory() -> int:
     """Return the bytes that this process may still use: of the machine, and of its container."""
-    found = [_meminfo("MemAvailable")]
+    found = [_field("/proc/meminfo", "MemAvailable")]
     for limit_file, used_file in _CGROUPS:
         limit, used = _number(limit_file), _number(used_file)
         if limit is not None and used is not None:
@@ -113,24 +114,17 @@ def resident_bytes() -> int:
 def peak_bytes() -> int:
     """Return the largest number of bytes of memory that this process has held."""
     # Not ``getrusage``: that begins with the memory of the process that forked this one.
-    found = _status_bytes("VmHWM")
+    found = _field("/proc/self/status", "VmHWM")
     return resident_bytes() if found is None else found
 
 
-def _status_bytes(field: str) -> int | None:
+def _field(path: str, name: str) -> int | None:
+    """Return the bytes that a line ``NAME: N kB`` of a file says."""
     try:
-        lines = Path("/proc/self/status").read_text().splitlines()
+        lines = Path(path).read_text().splitlines()
     except OSError:
         return None
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:")), None)
-
-
-def _meminfo(field: str) -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:")), None)
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:")), None)
 
 
 def _number(path: str) -> int | None:
@@ -176,8 +170,8 @@ class Job:
     ) -> None:
         """``temporary`` is where files of this process go; ``None`` uses the system's place when needed.
 
-        ``scratch`` is where tasks of several processes leave rows for each other, ``runner`` what does the
-        tasks of a build; a process that does tasks has none.
+        Tasks of several processes exchange rows through ``scratch``. ``runner`` runs the stages of a build; a
+        process that does single tasks has none.
         """
         self.folder = folder
         self.budget = budget
@@ -185,7 +179,7 @@ class Job:
         self.edge_dir: Literal["in", "out"] = edge_dir
         self.files: dict[str, FileRecord] = {}
         self.advance: Callable[[int], None] = lambda _: None
-        """Told by tasks of this process how many rows they have done."""
+        """Called by tasks of this process with the number of rows just done."""
         self._scratch = scratch
         self._runner = runner
         self._temporary = temporary
@@ -209,13 +203,13 @@ class Job:
 
     @property
     def scratch(self) -> Scratch:
-        """Where tasks leave rows for each other."""
+        """Files that tasks of several processes exchange."""
         assert self._scratch is not None
         return self._scratch
 
     @property
     def runner(self) -> Runner:
-        """What does the tasks of the build."""
+        """Runner of the tasks of the build."""
         assert self._runner is not None
         return self._runner
 
@@ -247,6 +241,13 @@ class Job:
         writer = DocumentWriter(self.folder, name, specs)
         self._writers.add(writer)
         return writer
+
+    def write(self, name: str, arrays: Mapping[str, Array]) -> None:
+        """Write a whole file of the graph."""
+        writer = self.create(name, {key: spec_of(array) for key, array in arrays.items()})
+        for key, array in arrays.items():
+            writer.append(key, array)
+        self.finish(writer)
 
     def finish(self, writer: DocumentWriter) -> None:
         """Close a complete file and remember its checksums."""

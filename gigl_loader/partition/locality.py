@@ -20,6 +20,7 @@ from gigl_loader.native import GreedyPlacement
 from gigl_loader.partition.assigners import Owners
 from gigl_loader.partition.exchange import bucket_numbers, scatter
 from gigl_loader.partition.ids import find_all, node_ids_of, require_integers
+from gigl_loader.partition.stage import numbered
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -93,7 +94,7 @@ class NodeStream:
 
 
 class EdgeStream:
-    """What an assigner reads of a graph: which places of ``nodes`` an edge joins."""
+    """Edges of a graph for an assigner, as pairs of places in the stream ``nodes``."""
 
     def __init__(self, job: Job, tables: GraphTables, assigner: str) -> None:
         """``assigner`` is its name, for progress."""
@@ -127,13 +128,11 @@ class EdgeStream:
         )
         for name in ("src", "dst"):
             require_integers(table, name)
-        row = 0
-        for chunk in table.read(["src", "dst"], self._job.budget.chunk_rows(16)):
+        for row, chunk in numbered(table, ["src", "dst"], self._job.budget.chunk_rows(16)):
             src, dst = (
                 self._places(of, chunk[name], table, name, row)
                 for of, name in ((edge_type[0], "src"), (edge_type[2], "dst"))
             )
-            row += len(src)
             advance(len(src))
             yield src, dst
 

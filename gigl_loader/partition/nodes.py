@@ -18,9 +18,9 @@ from gigl_loader.partition.exchange import Exchange, bucket_numbers, kind_of, sc
 from gigl_loader.partition.ids import assign, find_all, node_ids_of
 from gigl_loader.partition.job import Job, PartFiles
 from gigl_loader.partition.splits import SplitMarks, mark_splits
-from gigl_loader.partition.stage import StageInfo, first_rows, read_span
+from gigl_loader.partition.stage import StageInfo, first_rows, numbered, read_span
 from gigl_loader.partition.table import NODE_ROLES, GraphTables, NodeTable, Table, data_columns
-from gigl_loader.tensors import ArraySpec, spec_of
+from gigl_loader.tensors import ArraySpec
 
 __all__ = ["bucket_cuts", "bucket_numbers", "build_nodes"]
 
@@ -37,7 +37,9 @@ def build_nodes(
         job.budget.require(36 * ids.count, f"assigning the {ids.count:,} nodes of type {node_type!r}")
     directory, bounds = assign(ids, node_type, assigner, job.num_partitions)
     job.hold(directory.nbytes, f"the directory of the {ids.count:,} nodes of type {node_type!r}")
-    _write_ids(job, node_type, directory)
+    if directory.ids is not None:
+        job.write(ids_path(node_type), directory.arrays())
+        job.runner.share(directory, ids_path(node_type))
     columns: dict[str, Column] = {}
     if entry.rows is not None:
         columns = data_columns(entry.rows, NODE_ROLES)
@@ -62,17 +64,6 @@ def bucket_cuts(bounds: tuple[int, ...], step: int) -> tuple[Int64Array, Int64Ar
     return cuts, np.searchsorted(np.array(bounds), cuts, side="right") - 1
 
 
-def _write_ids(job: Job, node_type: NodeType, directory: Directory) -> None:
-    arrays = directory.arrays()
-    if not arrays:
-        return
-    writer = job.create(ids_path(node_type), {name: spec_of(array) for name, array in arrays.items()})
-    for name, array in arrays.items():
-        writer.append(name, array)
-    job.finish(writer)
-    job.runner.share(directory, ids_path(node_type))
-
-
 @dataclass(frozen=True, slots=True)
 class _Columns:
     """The columns of one node type, and the order to bring their rows in."""
@@ -94,6 +85,14 @@ class _Columns:
     def files(self, job: Job, parts: range) -> PartFiles:
         return PartFiles(job, parts, lambda part: nodes_path(part, self.node_type), self.specs)
 
+    def stage(self, name: str, step: str, num_tasks: int) -> StageInfo:
+        return StageInfo(
+            name=f"nodes/{type_name(self.node_type)}/{name}",
+            step=f"nodes {self.node_type}: {step}",
+            num_rows=self.table.num_rows,
+            num_tasks=num_tasks,
+        )
+
 
 def _write_columns(job: Job, data: _Columns, *, in_order: bool) -> None:
     """Write all columns. ``in_order``: the rows of the table come by ascending node id."""
@@ -103,7 +102,8 @@ def _write_columns(job: Job, data: _Columns, *, in_order: bool) -> None:
         # A table that cannot be cut would be read by each task.
         step = 1 if len(shards) > 1 else job.num_partitions
         spans = [range(part, part + step) for part in range(0, job.num_partitions, step)]
-        job.runner.run(job, _CopyStage(data, shards, first_rows(shards), spans))
+        info = data.stage("copy", "columns", len(spans))
+        job.runner.run(job, _CopyStage(info, data, shards, first_rows(shards), spans))
         return
     widest = max(column.row_bytes for column in data.columns.values())
     cuts, parts = bucket_cuts(data.bounds, job.runner.task_budget(job, rows).node_bucket_rows(widest))
@@ -115,8 +115,10 @@ def _write_columns(job: Job, data: _Columns, *, in_order: bool) -> None:
         rows=rows,
         num_writers=len(shards),
     )
-    job.runner.run(job, _SpreadStage(data, shards, first_rows(shards), exchange, cuts))
-    job.runner.run(job, _PlaceStage(data, exchange, cuts, parts, job.num_partitions))
+    read = data.stage("read", "reading columns", len(shards))
+    job.runner.run(job, _SpreadStage(read, data, shards, first_rows(shards), exchange, cuts))
+    write = data.stage("write", "writing columns", job.num_partitions)
+    job.runner.run(job, _PlaceStage(write, data, exchange, cuts, parts))
     exchange.drop(job)
 
 
@@ -124,19 +126,11 @@ def _write_columns(job: Job, data: _Columns, *, in_order: bool) -> None:
 class _CopyStage:
     """Copies rows that come in the order of their positions, some partitions a task."""
 
+    info: StageInfo
     data: _Columns
     shards: Sequence[Table]
     first_rows: Sequence[int]
     parts: Sequence[range]
-
-    @property
-    def info(self) -> StageInfo:
-        return StageInfo(
-            name=f"nodes/{type_name(self.data.node_type)}/copy",
-            step=f"nodes {self.data.node_type}: columns",
-            num_rows=self.data.table.num_rows,
-            num_tasks=len(self.parts),
-        )
 
     def run(self, job: Job, task: int) -> dict[str, Any]:
         parts, bounds = self.parts[task], self.data.bounds
@@ -167,20 +161,12 @@ class _CopyStage:
 class _SpreadStage:
     """Spreads rows over buckets of positions, a shard of the table a task."""
 
+    info: StageInfo
     data: _Columns
     shards: Sequence[Table]
     first_rows: Sequence[int]
     exchange: Exchange
     cuts: Int64Array
-
-    @property
-    def info(self) -> StageInfo:
-        return StageInfo(
-            name=f"nodes/{type_name(self.data.node_type)}/read",
-            step=f"nodes {self.data.node_type}: reading columns",
-            num_rows=self.data.table.num_rows,
-            num_tasks=len(self.shards),
-        )
 
     def run(self, job: Job, task: int) -> dict[str, Any]:
         rows = 0
@@ -195,11 +181,9 @@ class _SpreadStage:
         """Yield chunks of the columns with the position of each row."""
         table, columns = self.shards[task], self.data.columns
         names = [*columns, *(["id"] if "id" in table.columns else [])]
-        row = 0
-        for chunk in table.read(names, job.budget.chunk_rows(self.data.row_bytes)):
-            size = len(chunk[names[0]])
+        for row, chunk in numbered(table, names, job.budget.chunk_rows(self.data.row_bytes)):
             first = self.first_rows[task] + row
-            ids = chunk["id"] if "id" in chunk else np.arange(first, first + size)
+            ids = chunk["id"] if "id" in chunk else np.arange(first, first + len(chunk[names[0]]))
             positions = find_all(
                 self.data.directory,
                 ids,
@@ -209,27 +193,17 @@ class _SpreadStage:
                 first_row=row,
             )
             yield positions, {_COLUMN + name: chunk[name] for name in columns}
-            row += size
 
 
 @dataclass(frozen=True, slots=True)
 class _PlaceStage:
     """Brings the rows of buckets into the order of their positions, a partition a task."""
 
+    info: StageInfo
     data: _Columns
     exchange: Exchange
     cuts: Int64Array
     parts: Int64Array
-    num_tasks: int
-
-    @property
-    def info(self) -> StageInfo:
-        return StageInfo(
-            name=f"nodes/{type_name(self.data.node_type)}/write",
-            step=f"nodes {self.data.node_type}: writing columns",
-            num_rows=self.data.table.num_rows,
-            num_tasks=self.num_tasks,
-        )
 
     def run(self, job: Job, part: int) -> dict[str, Any]:
         files = self.data.files(job, range(part, part + 1))

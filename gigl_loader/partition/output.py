@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from gigl_loader.graph.folder import DiskFolder, Sink
+from gigl_loader.graph.folder import DiskFolder, Sink, sync_directory
 from gigl_loader.partition.locations import is_uri
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def staged_directory(target: Path, *, overwrite: bool = False) -> Iterator[Path]
         for parent in made:
             parent.rmdir()
         raise
-    _sync(target.parent)
+    sync_directory(target.parent)
 
 
 @contextmanager
@@ -57,16 +57,23 @@ def resumable_directory(target: Path, *, overwrite: bool, anew: bool) -> Iterato
     if anew:
         shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True, exist_ok=True)
-    fd = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
+    with locked_directory(temporary, f"another process builds {target}"):
+        yield temporary
+        _sync_directories(temporary)
+        _move(temporary, target, overwrite)
+        sync_directory(target.parent)
+
+
+@contextmanager
+def locked_directory(path: Path, refusal: str) -> Iterator[None]:
+    """Hold the lock of a directory. ``ValueError`` with this message while another process holds it."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(f"another process builds {target}") from None
-        yield temporary
-        _sync_directories(temporary)
-        _move(temporary, target, overwrite)
-        _sync(target.parent)
+            raise ValueError(refusal) from None
+        yield
     finally:
         os.close(fd)
 
@@ -133,20 +140,12 @@ def _move(temporary: Path, target: Path, overwrite: bool) -> None:
 
 def _sync_directories(path: Path) -> None:
     for directory, _, _ in os.walk(path, topdown=False):
-        _sync(Path(directory))
-
-
-def _sync(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        sync_directory(Path(directory))
 
 
 @runtime_checkable
 class OutputFolder(Protocol):
-    """What the folders of this module have besides those of others."""
+    """Extra methods of folders that several processes write to."""
 
     @property
     def location(self) -> str:
@@ -156,7 +155,7 @@ class OutputFolder(Protocol):
         """Remove all other files: what tasks left that were killed."""
 
     def trim(self) -> None:
-        """Give back what is kept for the task that ended."""
+        """Remove local copies that only the task that ended needed."""
 
 
 class SharedFolder(DiskFolder):

@@ -1,4 +1,4 @@
-"""An assigner that is told the owner of each node, by tables."""
+"""Assigner that reads the owner of each node from tables."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gigl_loader.arrays import first_true
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.ids import Directory, TextIds
 from gigl_loader.graph.manifest import text_ids_path
 from gigl_loader.partition.assigners import Owners
 from gigl_loader.partition.ids import as_ids, node_ids_of, require_integers
 from gigl_loader.partition.sources import ColumnOptions, open_table
-from gigl_loader.partition.stage import stamp_of
+from gigl_loader.partition.stage import numbered, stamp_of
 from gigl_loader.partition.table import TEXT
 from gigl_loader.partition.weights import opened
 
@@ -117,15 +118,14 @@ class _Reading:
     def run(self) -> npt.NDArray[np.uint16]:
         """Return the partition of each node, by ascending id, [N]."""
         advance = self._job.track(f"nodes {self._node_type}: owners", self._table.num_rows)
-        names, row = ["id", "part"] if self._named else ["part"], 0
-        for chunk in self._table.read(names, self._job.budget.chunk_rows(_TEXT_BYTES)):
+        names = ["id", "part"] if self._named else ["part"]
+        for row, chunk in numbered(self._table, names, self._job.budget.chunk_rows(_TEXT_BYTES)):
             size = len(chunk["part"])
             ranks = self._ranks(chunk, row, size)
             parts = as_ids(self._table, "part", chunk["part"], row)
             self._check_parts(parts, ranks, row)
             self._refuse_repeated(ranks, row)
             self._owners[ranks] = parts
-            row += size
             advance(size)
         self._require_all()
         return self._owners.astype(np.uint16)
@@ -160,9 +160,7 @@ class _Reading:
         return ranks
 
     def _check_parts(self, parts: Int64Array, ranks: Int64Array, row: int) -> None:
-        wrong = np.flatnonzero((parts < 0) | (parts >= self._job.num_partitions))
-        if len(wrong):
-            at = int(wrong[0])
+        if (at := first_true((parts < 0) | (parts >= self._job.num_partitions))) is not None:
             raise FormatError(
                 f"{self._table.where('part', row + at)}: node id {self._id_of(ranks[at])} in partition "
                 f"{parts[at]}; partitions: 0 to {self._job.num_partitions - 1}"
@@ -172,9 +170,7 @@ class _Reading:
         seen = self._owners[ranks] != _UNKNOWN
         order = np.argsort(ranks, kind="stable")
         seen[order[1:][ranks[order[1:]] == ranks[order[:-1]]]] = True
-        repeated = np.flatnonzero(seen)
-        if len(repeated):
-            at = int(repeated[0])
+        if (at := first_true(seen)) is not None:
             raise FormatError(
                 f"{self._where(row + at)}: node id {self._id_of(ranks[at])} occurs a second time"
             )

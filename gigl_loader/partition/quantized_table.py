@@ -12,7 +12,8 @@ import numpy as np
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.quantization import HEADER_BYTES, Quantization, Quantized
 from gigl_loader.graph.schema import Column, EdgeType, NodeType, type_name
-from gigl_loader.partition.stage import StageInfo, shards_of
+from gigl_loader.partition.stage import StageInfo, numbered
+from gigl_loader.partition.views import TableView
 
 if TYPE_CHECKING:
     from gigl_loader.arrays import Array, Bytes, Float32Array, Float64Array
@@ -143,8 +144,16 @@ def _ranges(
     job: Job, kind: NodeType | EdgeType, table: Table, names: Sequence[str]
 ) -> dict[str, tuple[Array, Array]]:
     """Return the smallest and largest values of each column, [elements of a row] each; 0 without rows."""
-    stage = _RangeStage(kind, table, names, job.runner.shards(table))
-    found = [each["ranges"] for each in job.runner.run(job, stage) if each["ranges"]]
+    shards = job.runner.shards(table)
+    group, what = ("nodes", kind) if isinstance(kind, str) else ("edges", ",".join(kind))
+    info = StageInfo(
+        name=f"ranges/{group}/{type_name(kind)}",
+        step=f"{group} {what}: range of {', '.join(names)}",
+        num_rows=table.num_rows,
+        num_tasks=len(shards),
+    )
+    results = job.runner.run(job, _RangeStage(info, names, shards))
+    found = [each["ranges"] for each in results if each["ranges"]]
     ranges = {}
     for name in names:
         column = table.columns[name]
@@ -160,38 +169,27 @@ def _ranges(
 class _RangeStage:
     """Finds the range of each element of a row of some columns, a shard of the table a task."""
 
-    kind: NodeType | EdgeType
-    table: Table
+    info: StageInfo
     columns: Sequence[str]
     shards: Sequence[Table]
-
-    @property
-    def info(self) -> StageInfo:
-        what = f"nodes {self.kind}" if isinstance(self.kind, str) else f"edges {','.join(self.kind)}"
-        return StageInfo(
-            name=f"ranges/{'nodes' if isinstance(self.kind, str) else 'edges'}/{type_name(self.kind)}",
-            step=f"{what}: range of {', '.join(self.columns)}",
-            num_rows=self.table.num_rows,
-            num_tasks=len(self.shards),
-        )
 
     def run(self, job: Job, task: int) -> dict[str, Any]:
         table = self.shards[task]
         columns = {name: column for name in self.columns if isinstance(column := table.columns[name], Column)}
         step = job.budget.copy_rows(sum(each.row_bytes for each in columns.values()))
         found: dict[str, tuple[Array, Array]] = {}
-        row = 0
-        for chunk in table.read(self.columns, step):
+        num_rows = 0
+        for row, chunk in numbered(table, self.columns, step):
             size = len(next(iter(chunk.values())))
             for name, column in columns.items() if size else ():
                 values = as_floats(chunk[name], column)
                 low, high = _extremes(table, name, values, axis=0, first_row=row)
                 before = found.get(name, (low, high))
                 found[name] = (np.minimum(before[0], low), np.maximum(before[1], high))
-            row += size
+            num_rows += size
             job.advance(size)
         ranges = {name: [low.tolist(), high.tolist()] for name, (low, high) in found.items()}
-        return {"rows": row, "ranges": ranges}
+        return {"rows": num_rows, "ranges": ranges}
 
 
 def _extremes(table: Table, name: str, values: Array, *, axis: int, first_row: int) -> tuple[Array, Array]:
@@ -207,7 +205,7 @@ def _extremes(table: Table, name: str, values: Array, *, axis: int, first_row: i
     )
 
 
-class QuantizedTable:
+class QuantizedTable(TableView):
     """A table with some columns quantised.
 
     It reads fewer rows at once than asked for, as values take more memory than codes.
@@ -215,27 +213,14 @@ class QuantizedTable:
 
     def __init__(self, table: Table, forms: Mapping[str, Column]) -> None:
         """``forms`` has the columns that are quantised."""
-        self.name = table.name
-        self.columns: Mapping[str, Kind] = {**table.columns, **forms}
-        self._table = table
+        super().__init__(table)
+        self.columns = {**table.columns, **forms}
         self._forms = forms
-
-    @property
-    def num_rows(self) -> int:
-        return self._table.num_rows
-
-    def shards(self, rows: int) -> list[QuantizedTable]:
-        return [QuantizedTable(shard, self._forms) for shard in shards_of(self._table, rows)]
 
     def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
         stored, raw = (_row_bytes(columns, names) for columns in (self.columns, self._table.columns))
-        row = 0
-        for chunk in self._table.read(names, max(rows * stored // max(raw, 1), 1)):
+        for row, chunk in numbered(self._table, names, max(rows * stored // max(raw, 1), 1)):
             yield {name: self._stored(name, array, row) for name, array in chunk.items()}
-            row += len(next(iter(chunk.values()), ()))
-
-    def where(self, column: str, row: int) -> str:
-        return self._table.where(column, row)
 
     def _stored(self, name: str, array: Array, row: int) -> Array:
         form, column = self._forms.get(name), self._table.columns[name]

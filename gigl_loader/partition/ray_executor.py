@@ -37,7 +37,7 @@ def _opened(setting: TaskSetting, stage: Any) -> OpenedStage:
 
 
 _PROCESS_BYTES = 192 << 20
-"""Memory of a process of Ray before it does anything. Its scheduler is told of it, too."""
+"""Memory of a process of Ray before it does anything. Ray's scheduler counts it, too."""
 _CONNECT_SECONDS = 15.0
 _POLL_SECONDS = 5.0
 _CANCEL_SECONDS = 15.0
@@ -51,7 +51,7 @@ class RayExecutor:
     """Does tasks on a Ray cluster, one CPU each. Ray places them by their memory, too.
 
     This package must be installed on all machines, in the same version, and they must share the output and
-    the scratch: a file system, or an object store. Tasks of a machine that dies are done on others.
+    the scratch: a file system, or an object store. Tasks of a machine that dies are done on another one.
     """
 
     is_local: bool = False

@@ -5,7 +5,6 @@ A file is there complete or not at all, so a task may be done twice and a reader
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import uuid
@@ -13,7 +12,10 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 from gigl_loader.partition.locations import is_uri
+from gigl_loader.partition.output import locked_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,6 +61,20 @@ class Scratch(Protocol):
         """Remove a directory with its files, or one file. No effect where there is none."""
 
 
+def write_file(scratch: Scratch, name: str, data: bytes) -> None:
+    """Write a whole file."""
+    file = scratch.create(name)
+    file.write(data)
+    file.close()
+
+
+def read_file(scratch: Scratch, name: str) -> bytes:
+    """Return a whole file."""
+    data = np.empty(scratch.size(name), np.uint8)
+    scratch.read(name, 0, data)
+    return data.tobytes()
+
+
 def open_scratch(location: str) -> Scratch:
     """Return the scratch at an absolute path or a URI of ``pyarrow.fs``."""
     if is_uri(location):
@@ -84,15 +100,8 @@ class DiskScratch:
     @contextmanager
     def locked(self) -> Iterator[None]:
         self._path.mkdir(parents=True, exist_ok=True)
-        fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ValueError(f"{self._path} is the scratch of a build that is running") from None
+        with locked_directory(self._path, f"{self._path} is the scratch of a build that is running"):
             yield
-        finally:
-            os.close(fd)
 
     def create(self, name: str) -> ScratchFile:
         return _DiskFile(self._path / name)

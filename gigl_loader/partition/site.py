@@ -11,8 +11,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from gigl_loader import __version__
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.folder import DiskFolder, Folder
@@ -27,7 +25,7 @@ from gigl_loader.partition.output import (
     staged_directory,
 )
 from gigl_loader.partition.runner import Runner
-from gigl_loader.partition.scratch import DiskScratch, Scratch, open_scratch
+from gigl_loader.partition.scratch import DiskScratch, Scratch, open_scratch, read_file, write_file
 from gigl_loader.partition.tasks import TaskSetting
 from gigl_loader.strict_json import read_json
 
@@ -41,7 +39,7 @@ _MAX_RECORD_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildSite:
-    """Where a build works."""
+    """Folders of a build, the plan of its work, and what an earlier build left."""
 
     folder: Folder
     plan: WorkPlan
@@ -57,7 +55,7 @@ class BuildSite:
     """Results in the scratch."""
 
     def runner(self, num_partitions: int, edge_dir: Literal["in", "out"]) -> Runner:
-        """Return what does the tasks."""
+        """Return the runner of the build's tasks."""
         if self.scratch is None or not isinstance(self.folder, OutputFolder):
             return Runner(self.plan)
         setting = TaskSetting(
@@ -86,8 +84,8 @@ def build_site(
 ) -> Iterator[BuildSite]:
     """Prepare the place of a build, and put the graph where it belongs when the block succeeds.
 
-    ``describe`` tells the build from others, for a scratch. After an exception nothing is left, but a
-    ``scratch`` that was given is kept, with what is needed to resume.
+    ``describe`` returns the arguments of the build, for the record in a scratch. After an exception nothing
+    is left, except a ``scratch`` that was given, with what is needed to resume.
     """
     if resume and scratch is None:
         raise ValueError("only a build with a scratch directory can be resumed (--scratch)")
@@ -163,7 +161,7 @@ def _site_at(folder: Folder, below: Path, plan: WorkPlan, executor: Executor | N
 
 @contextmanager
 def _output(out: str, *, overwrite: bool, anew: bool) -> Iterator[SharedFolder | RemoteFolder]:
-    """Lend a folder that is kept after an exception, to be resumed."""
+    """Yield a folder that is kept after an exception, so that the build can be resumed."""
     if is_uri(out):
         with _remote_output(out, overwrite=overwrite, anew=anew, keep=True) as folder:
             yield folder
@@ -176,7 +174,7 @@ def _output(out: str, *, overwrite: bool, anew: bool) -> Iterator[SharedFolder |
 def _remote_output(
     out: str, *, overwrite: bool, anew: bool, keep: bool
 ) -> Iterator[SharedFolder | RemoteFolder]:
-    """Lend a folder at a URI. Files appear one by one, and last ``graph.json``, without which it is no graph.
+    """Yield a folder at a URI. Files appear one by one; the last is ``graph.json``, which makes it a graph.
 
     With ``anew``, there must be none, or all of them go. Without ``keep``, they go after an exception.
     """
@@ -202,7 +200,7 @@ def _remote_output(
 def _kept(
     scratch: Scratch, plan: WorkPlan, describe: Callable[[], Mapping[str, Any]], *, out: str, resume: bool
 ) -> Iterator[tuple[WorkPlan, frozenset[str]]]:
-    """Lend the plan and the results of the build that a scratch holds, or begin one. Empties it in the end.
+    """Yield plan and results of the unfinished build in a scratch, or begin a build. Empties it at the end.
 
     ``ValueError`` for a scratch that holds something else.
     """
@@ -214,14 +212,12 @@ def _kept(
                 raise ValueError(
                     f"{scratch} holds a build that was cut off: resume it (--resume), or empty it"
                 )
-            found = read_json(_content(scratch, _RECORD), what=_RECORD, max_bytes=_MAX_RECORD_BYTES)
+            found = read_json(read_file(scratch, _RECORD), what=_RECORD, max_bytes=_MAX_RECORD_BYTES)
             plan = _plan_of(found, record, str(scratch))
         elif names:
             raise ValueError(f"{scratch} is not empty, and holds no build that was cut off")
         else:
-            file = scratch.create(_RECORD)
-            file.write(json.dumps({"build": record, "plan": asdict(plan)}).encode())
-            file.close()
+            write_file(scratch, _RECORD, json.dumps({"build": record, "plan": asdict(plan)}).encode())
         yield plan, frozenset(name for name in names if name.startswith("done/"))
         for name in ("rows", "done", _RECORD):
             scratch.remove(name)
@@ -240,9 +236,3 @@ def _plan_of(found: Any, record: Mapping[str, Any], location: str) -> WorkPlan:
             f"{location} holds a build with other {', '.join(differing)}{changed}: empty it, or give another"
         )
     return plan
-
-
-def _content(scratch: Scratch, name: str) -> bytes:
-    data = np.empty(scratch.size(name), np.uint8)
-    scratch.read(name, 0, data)
-    return data.tobytes()

@@ -57,7 +57,7 @@ _ID_ROLES = frozenset({"src", "dst", "id"})
 
 @dataclass(frozen=True, slots=True)
 class ColumnOptions:
-    """What to make of the columns of a table."""
+    """Names, types and fills of the columns of a table."""
 
     rename: Mapping[str, str] = field(default_factory=dict)
     """Column to new name. Usual names (``label``, ``source``, ...) are renamed without being asked."""
@@ -68,7 +68,7 @@ class ColumnOptions:
     """Columns, or patterns of them, to leave out."""
     fill: Mapping[str, str] = field(default_factory=dict)
     """Column, or a pattern, under its name in the file or its new one, to the value of rows that have none: a
-    number, a date, ``true``, ``false``, or ``mean`` for the mean of the others."""
+    number, a date, ``true``, ``false``, or ``mean`` for the mean of the values that are there."""
     dtypes: Mapping[str, str] = field(default_factory=dict)
     """Column, under its new name, to a dtype such as ``float32`` or ``F16``, or to ``text`` (of ids)."""
 

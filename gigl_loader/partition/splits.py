@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gigl_loader.arrays import Array, Int64Array
+from gigl_loader.arrays import Array, Int64Array, first_true
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.ids import Directory
 from gigl_loader.graph.schema import Column, NodeType, held_out_list, type_name
 from gigl_loader.partition.ids import as_ids, find_all, require_integers
 from gigl_loader.partition.job import Job
-from gigl_loader.partition.stage import StageInfo, first_rows, shards_of
+from gigl_loader.partition.stage import StageInfo, first_rows, numbered, shards_of
 from gigl_loader.partition.table import SPLIT_MASKS, NodeTable, Table, is_mask
 from gigl_loader.partition.views import ProjectedTable, Projection
 from gigl_loader.splits import edges_by_split, hash_splits
 
 if TYPE_CHECKING:
     from gigl_loader.arrays import BoolArray
-    from gigl_loader.graph.schema import EdgeSplits, EdgeType
+    from gigl_loader.graph.schema import EdgeSplits
     from gigl_loader.partition.table import GraphTables, Kind
 
 _NUMBERED = ("train", "val", "test")
@@ -73,13 +73,11 @@ def mark_splits(job: Job, node_type: NodeType, entry: NodeTable, directory: Dire
         else:
             require_integers(table, "id")
         marks.mark(split, np.empty(0, dtype=np.int64), table.name)
-        row = 0
-        for chunk in table.read(["id"], job.budget.chunk_rows(8)):
+        for row, chunk in numbered(table, ["id"], job.budget.chunk_rows(8)):
             given = chunk["id"]
             ids = row + np.flatnonzero(given) if given.dtype == np.bool_ else given
             positions = find_all(directory, ids, node_type=node_type, table=table, name="id", first_row=row)
             marks.mark(split, positions, table.name)
-            row += len(given)
     if entry.fractions:
         _mark_by_hash(node_type, entry.fractions, directory, marks)
     return marks
@@ -114,8 +112,7 @@ def _mark_rows(
 ) -> None:
     names = [name for name in ("id", "split") if name in table.columns] + list(masks)
     advance = job.track(f"nodes {node_type}: splits", table.num_rows)
-    row = 0
-    for chunk in table.read(names, job.budget.chunk_rows(64)):
+    for row, chunk in numbered(table, names, job.budget.chunk_rows(64)):
         size = len(chunk[names[0]])
         ids = chunk.get("id", np.arange(row, row + size))
         positions = find_all(directory, ids, node_type=node_type, table=table, name="id", first_row=row)
@@ -123,16 +120,14 @@ def _mark_rows(
             marks.mark(split, positions[chunk[mask]], table.name)
         if "split" in chunk:
             _mark_values(table, chunk["split"], positions, row, marks)
-        row += size
         advance(size)
 
 
 def _mark_values(table: Table, values: Array, positions: Int64Array, row: int, marks: SplitMarks) -> None:
     if values.dtype.kind in "iu":
-        wrong = np.flatnonzero((values < -1) | (values >= len(_NUMBERED)))
-        if len(wrong):
-            place = table.where("split", row + int(wrong[0]))
-            raise FormatError(f"{place}: {values[wrong[0]]}, not -1 (none), 0 (train), 1 (val) or 2 (test)")
+        if (at := first_true((values < -1) | (values >= len(_NUMBERED)))) is not None:
+            place = table.where("split", row + at)
+            raise FormatError(f"{place}: {values[at]}, not -1 (none), 0 (train), 1 (val) or 2 (test)")
         for number, split in enumerate(_NUMBERED):
             if (members := positions[values == number]).size:
                 marks.mark(split, members, table.name)
@@ -150,8 +145,8 @@ _EDGE_ROWS = 1 << 16
 def hold_out_edges(job: Job, given: GraphTables) -> GraphTables:
     """Return the tables with the sizes of splits, and with the edges that are held out apart.
 
-    Those are the edges of splits that ``message_edges`` does not name: hidden lists have them, with the ids
-    that they would have among the others.
+    Edges of splits that ``message_edges`` does not name are held out. Hidden lists have them, with their ids
+    in the whole table.
     """
     edges, splits, labels = dict(given.edges), dict(given.splits), dict(given.labels)
     for edge_type, rule in given.splits.items():
@@ -160,7 +155,14 @@ def hold_out_edges(job: Job, given: GraphTables) -> GraphTables:
         for name in ("src", "dst"):
             require_integers(table, name)
         split = _SplitTable(table, rule, held)
-        found = job.runner.run(job, _CountStage(edge_type, split, job.runner.shards(table)))
+        shards = job.runner.shards(table)
+        info = StageInfo(
+            name=f"splits/{type_name(edge_type)}",
+            step=f"edges {','.join(edge_type)}: splitting",
+            num_rows=table.num_rows,
+            num_tasks=len(shards),
+        )
+        found = job.runner.run(job, _CountStage(info, split, shards))
         counts = {name: sum(each["counts"][name] for each in found) for name in rule.fractions}
         splits[edge_type] = replace(rule, counts=counts)
         num_held = sum(counts[name] for name in held)
@@ -188,11 +190,9 @@ class _SplitTable:
     def count(self, advance: Callable[[int], None]) -> dict[str, int]:
         """Return the number of edges in each split."""
         counts = dict.fromkeys(self._rule.fractions, 0)
-        row = 0
-        for chunk in self.table.read(["src", "dst"], _EDGE_ROWS):
+        for row, chunk in numbered(self.table, ["src", "dst"], _EDGE_ROWS):
             for name, which in self._by_split(chunk, row).items():
                 counts[name] += int(np.count_nonzero(which))
-            row += len(chunk["src"])
             advance(len(chunk["src"]))
         return counts
 
@@ -213,18 +213,9 @@ class _SplitTable:
 class _CountStage:
     """Counts the edges of each split, a shard of the table a task."""
 
-    edge_type: EdgeType
+    info: StageInfo
     split: _SplitTable
     shards: Sequence[Table]
-
-    @property
-    def info(self) -> StageInfo:
-        return StageInfo(
-            name=f"splits/{type_name(self.edge_type)}",
-            step=f"edges {','.join(self.edge_type)}: splitting",
-            num_rows=self.split.table.num_rows,
-            num_tasks=len(self.shards),
-        )
 
     def run(self, job: Job, task: int) -> dict[str, Any]:
         shard = self.shards[task]
@@ -232,7 +223,7 @@ class _CountStage:
 
 
 class FilteredTable:
-    """The edges of a table that are held out, or the others, with the ids that they have in the whole."""
+    """The edges of a table that are held out, or those that are kept, with their ids in the whole table."""
 
     def __init__(self, split: _SplitTable, *, num_rows: int, held: bool, first_row: int = 0) -> None:
         self._split = split
@@ -274,8 +265,7 @@ class FilteredTable:
     ) -> Iterator[tuple[int, dict[str, Array], np.ndarray[tuple[int], np.dtype[np.int64]]]]:
         """Yield each chunk with the number of its first row, and which of its rows are in this table."""
         wanted = [*dict.fromkeys(("src", "dst", *names))]
-        row = 0
-        for chunk in self._table.read([name for name in wanted if name in self._table.columns], rows):
+        stored = [name for name in wanted if name in self._table.columns]
+        for row, chunk in numbered(self._table, stored, rows):
             held = self._split.held(chunk, row)
             yield row, chunk, np.flatnonzero(held if self._held else ~held)
-            row += len(held)

@@ -1,4 +1,4 @@
-"""Stage of a build: tasks that any executor may do in any order, each for a shard of a table."""
+"""Stages of a build, whose tasks any executor runs in any order; shards of tables, one for each task."""
 
 from __future__ import annotations
 
@@ -52,6 +52,14 @@ def first_rows(shards: Sequence[Table]) -> list[int]:
     return bounds
 
 
+def numbered(table: Table, names: Sequence[str], rows: int) -> Iterator[tuple[int, dict[str, Array]]]:
+    """Read a table as ``table.read`` does, and yield each chunk with the number of its first row."""
+    row = 0
+    for chunk in table.read(names, rows):
+        yield row, chunk
+        row += len(chunk[names[0]])
+
+
 def read_span(
     shards: Sequence[Table], bounds: Sequence[int], begin: int, end: int, *, names: Sequence[str], rows: int
 ) -> Iterator[dict[str, Array]]:
@@ -75,19 +83,19 @@ def read_span(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageInfo:
-    """What is told of a stage."""
+    """Name and size of a stage."""
 
     name: str
-    """In the scratch, unique in the build."""
+    """Directory in the scratch, unique in the build."""
     step: str
-    """For people."""
+    """Text for progress and messages."""
     num_rows: int
     """Rows that all its tasks work on."""
     num_tasks: int
 
 
 class Stage(Protocol):
-    """Tasks that need nothing of each other. Each writes files, whose bytes depend on the stage alone."""
+    """Independent tasks. Each writes files, whose bytes depend on the stage alone."""
 
     @property
     def info(self) -> StageInfo: ...

@@ -30,7 +30,7 @@ from gigl_loader.partition.weights import check_weight_column
 from gigl_loader.tensors import spec_of
 
 Quantizations = Mapping[NodeType | EdgeType, Mapping[str, Quantization]]
-"""How columns are quantised, by type and name."""
+"""Quantisation of columns, by type and name."""
 
 
 def read_quantize(
@@ -95,7 +95,7 @@ def check_quantized_column(kind: object, how: Quantization, what: str) -> None:
 
 
 Kind = Column | str
-"""What a column holds: numbers of a dtype and row shape, ``TEXT``, or the name of something else."""
+"""Contents of a column: numbers of a dtype and row shape, ``TEXT``, or the name of another type of values."""
 
 TEXT: Kind = "text"
 """Texts: an object array of ``str`` when read, with empty ones for missing values."""
@@ -113,17 +113,18 @@ EDGE_ROLES = ("src", "dst", "id")
 class Table(Protocol):
     """Rows of named columns. Reading starts afresh with every call, in bounded memory.
 
-    Tasks of other processes get it by pickle. Several read it at once if it has ``shards(rows)``, which
-    returns tables of about so many rows each, in order, whose ``where`` tells places in the whole.
+    It is pickled for tasks in other processes. Several tasks read it at once if it has ``shards(rows)``,
+    which returns tables of about ``rows`` rows each, in order. Their ``where`` gives places in the whole
+    table.
     """
 
     @property
     def name(self) -> str:
-        """What to call the table in messages: usually its file."""
+        """Name of the table in messages: usually its file."""
 
     @property
     def columns(self) -> Mapping[str, Kind]:
-        """What each column holds. Of those that hold no numbers, only ids and ``split`` are ever read."""
+        """Contents of each column. Columns without numbers are read only for ids and ``split``."""
 
     @property
     def num_rows(self) -> int: ...
@@ -304,7 +305,7 @@ class GraphTables:
         return hashlib.sha256(repr((found, options)).encode()).hexdigest()
 
     def checksum(self) -> str:
-        """Return a text that is equal for equal tables of numbers in memory, and almost never for others."""
+        """Return a checksum of tables of numbers in memory, with what is declared of their columns."""
         counts = [(node_type, nodes.count) for node_type, nodes in sorted(self.nodes.items())]
         node_rows = [(node_type, nodes.rows) for node_type, nodes in sorted(self.nodes.items())]
         found = [
@@ -406,7 +407,7 @@ def known_columns(
 
 
 def as_texts(array: Array) -> Array:
-    """Return an array of fixed-size texts (NumPy's ``U`` and ``S``) as one of ``str``, others as they are."""
+    """Return fixed-size texts (NumPy's ``U`` and ``S``) as an array of ``str``, any other array as it is."""
     if array.dtype.kind == "S":
         array = np.char.decode(array, "utf-8")
     return array.astype(object) if array.dtype.kind == "U" else array

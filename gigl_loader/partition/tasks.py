@@ -1,7 +1,7 @@
-"""Tasks of a build as other processes do them: what they are sent, and what they send back.
+"""Tasks of a build in other processes: the requests, the results, and the main function of such a process.
 
-A stage is pickled by the process that builds, and opened by processes that it or a cluster of the user's
-started. What comes back, and what a scratch keeps, is JSON.
+The process that builds pickles a stage. Processes that it started, or those of the user's cluster, open it.
+Results are JSON, in a reply as in a scratch.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import signal
 import tempfile
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from multiprocessing import connection
 from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Literal
 
 from gigl_loader import __version__
 from gigl_loader.errors import BuildError, FormatError, GiglError, add_note
@@ -25,10 +26,14 @@ from gigl_loader.graph.ids import Directory, TextIds
 from gigl_loader.graph.manifest import Document
 from gigl_loader.partition.job import Budget, Job, peak_bytes
 from gigl_loader.partition.output import OutputFolder, open_output
-from gigl_loader.partition.scratch import Scratch, open_scratch
+from gigl_loader.partition.scratch import Scratch, open_scratch, read_file, write_file
 from gigl_loader.partition.stage import Stage
 from gigl_loader.partition.views import MissingValues
+from gigl_loader.processes import leave_with
 from gigl_loader.strict_json import read_json
+
+if TYPE_CHECKING:
+    import socket
 
 _MAX_RESULT_BYTES = 256 << 20
 _MISTAKES: Mapping[str, type[Exception]] = {
@@ -40,7 +45,7 @@ _MISTAKES: Mapping[str, type[Exception]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSetting:
-    """What tasks in other processes need to know of the build."""
+    """Properties of the build that tasks in other processes need."""
 
     output: str
     """Location of the graph."""
@@ -145,17 +150,13 @@ def run_task(job: Job, stage: Stage, task: int) -> TaskResult:
 
 def keep_result(scratch: Scratch, stage: str, task: int, result: bytes) -> None:
     """Write down that a task is done."""
-    file = scratch.create(f"done/{stage}/{task:06d}")
-    file.write(result)
-    file.close()
+    write_file(scratch, f"done/{stage}/{task:06d}", result)
 
 
 def kept_result(scratch: Scratch, stage: str, task: int) -> TaskResult:
     """Return the result of a task that was done before."""
     name = f"done/{stage}/{task:06d}"
-    data = np.empty(scratch.size(name), np.uint8)
-    scratch.read(name, 0, data)
-    return read_result(data.tobytes(), what=name)
+    return read_result(read_file(scratch, name), what=name)
 
 
 def packed_error(error: Exception) -> bytes:
@@ -189,3 +190,31 @@ def _error_of(record: Mapping[str, Any], what: str) -> Exception:
         return OSError(number, text, *([] if file is None else [file]))
     kind = _MISTAKES.get(record["type"])
     return kind(record["message"]) if kind else BuildError(f"{what}: {record['type']}: {record['message']}")
+
+
+def do_tasks(link: socket.socket) -> None:
+    """Main function of a process of ``LocalExecutor``: do tasks that arrive over ``link`` until its end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent; this process sees its EOF.
+    opened: OpenedStage | None = None
+    path = ""
+    with (
+        connection.Connection(link.detach()) as pipe,
+        suppress(EOFError, BrokenPipeError, ConnectionResetError),
+    ):
+        while True:
+            request = json.loads(pipe.recv_bytes())
+            if not path:
+                leave_with(request["parent"])
+            try:
+                if opened is None or path != request["stage"]:
+                    opened, path = _opened_from(request["stage"]), request["stage"]
+                result = opened.do(request["task"])
+            except Exception as error:
+                result = packed_error(error)
+            pipe.send_bytes(result)
+
+
+def _opened_from(path: str) -> OpenedStage:
+    """Open a stage from a file that the parent keeps private."""
+    with Path(path).open("rb") as file:
+        return OpenedStage(pickle.load(file), pickle.load(file))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gigl_loader.arrays import Array, Int64Array
+from gigl_loader.arrays import Array, Int64Array, first_true
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.ids import TextIds
 from gigl_loader.graph.manifest import text_ids_path
@@ -15,10 +15,9 @@ from gigl_loader.graph.schema import Column, NodeType
 from gigl_loader.native import TextIndex
 from gigl_loader.options import MAX_TEXT_ID
 from gigl_loader.partition.job import Job
-from gigl_loader.partition.stage import shards_of
+from gigl_loader.partition.stage import numbered
 from gigl_loader.partition.table import TEXT, GraphTables, Kind, NodeTable, Table, is_mask
-from gigl_loader.partition.views import ProjectedTable, Projection
-from gigl_loader.tensors import spec_of
+from gigl_loader.partition.views import ProjectedTable, Projection, TableView
 
 _TEXT_BYTES = 128
 """Of a text while it is a ``str`` in an array: 57 bytes and its characters."""
@@ -116,13 +115,11 @@ def _are_texts(tables: GraphTables, node_type: NodeType) -> bool:
 
 def _first_text(column: _IdColumn) -> str:
     """Return the place and value of the first text that is no number, else the place of the column."""
-    row = 0
-    for chunk in column.table.read([column.name], 1 << 16):
+    for row, chunk in numbered(column.table, [column.name], 1 << 16):
         texts = chunk[column.name].tolist()
         for at, text in enumerate(texts):
             if not text.lstrip("-").isdigit():
                 return f"{column.table.where(column.name, row + at)}: {text[:100]!r}"
-        row += len(texts)
     return column.place
 
 
@@ -157,29 +154,24 @@ def _collect(job: Job, index: TextIndex, column: _IdColumn, node_type: NodeType,
 
 def _texts_of(job: Job, column: _IdColumn) -> Iterator[tuple[int, list[str]]]:
     """Yield the number of the first row and the texts of each chunk, checked."""
-    row = 0
-    for chunk in column.table.read([column.name], job.budget.chunk_rows(_TEXT_BYTES)):
+    for row, chunk in numbered(column.table, [column.name], job.budget.chunk_rows(_TEXT_BYTES)):
         texts = chunk[column.name].tolist()
         _check_texts(texts, lambda at, row=row: column.table.where(column.name, row + at))  # type: ignore[misc]
         yield row, texts
-        row += len(texts)
 
 
 def _check_texts(texts: Sequence[str], where: Callable[[int], str]) -> None:
     lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
-    wrong = np.flatnonzero((lengths == 0) | (lengths > MAX_TEXT_ID))
-    if len(wrong):
-        length = int(lengths[wrong[0]])
+    if (at := first_true((lengths == 0) | (lengths > MAX_TEXT_ID))) is not None:
+        length = int(lengths[at])
         what = f"an id of {length} characters; at most {MAX_TEXT_ID} are possible" if length else "no id"
-        raise FormatError(f"{where(int(wrong[0]))}: {what}")
+        raise FormatError(f"{where(at)}: {what}")
 
 
 def _refuse_repeated(
     column: _IdColumn, texts: Sequence[str], numbers: Int64Array, *, known: int, row: int
 ) -> None:
-    repeated = np.flatnonzero(numbers != np.arange(known, known + len(numbers)))
-    if len(repeated):
-        at = int(repeated[0])
+    if (at := first_true(numbers != np.arange(known, known + len(numbers)))) is not None:
         raise FormatError(
             f"{column.table.where(column.name, row + at)}: node id {texts[at]!r} occurs a second time"
         )
@@ -187,11 +179,7 @@ def _refuse_repeated(
 
 def _write_texts(job: Job, node_type: NodeType, texts: TextIds) -> None:
     job.hold(texts.nbytes, f"the {len(texts):,} text ids of node type {node_type!r}")
-    arrays = texts.arrays()
-    writer = job.create(text_ids_path(node_type), {name: spec_of(array) for name, array in arrays.items()})
-    for name, array in arrays.items():
-        writer.append(name, array)
-    job.finish(writer)
+    job.write(text_ids_path(node_type), texts.arrays())
     job.runner.share(texts, text_ids_path(node_type))
 
 
@@ -209,35 +197,22 @@ def _numbered_nodes(entry: NodeTable, texts: TextIds, node_type: NodeType) -> No
     return NodeTable(ProjectedTable(entry.rows, rest), splits=splits, fractions=entry.fractions)
 
 
-class NumberedTable:
+class NumberedTable(TableView):
     """A table whose columns of texts read as node ids."""
 
     def __init__(self, table: Table, texts: Mapping[str, TextIds], types: Mapping[str, NodeType]) -> None:
         """``texts`` gives the known texts by column, ``types`` the node types of those for messages."""
-        self.name = table.name
-        self._table = table
+        super().__init__(table)
         self._texts = dict(texts)
         self._types = dict(types)
-        self.columns: dict[str, Kind] = {**table.columns, **dict.fromkeys(texts, Column("I64"))}
-
-    @property
-    def num_rows(self) -> int:
-        return self._table.num_rows
-
-    def shards(self, rows: int) -> list[NumberedTable]:
-        return [NumberedTable(shard, self._texts, self._types) for shard in shards_of(self._table, rows)]
+        self.columns = {**table.columns, **dict.fromkeys(texts, Column("I64"))}
 
     def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
-        row = 0
-        for chunk in self._table.read(names, rows):
+        for row, chunk in numbered(self._table, names, rows):
             yield {
                 name: self._numbers(name, array, row) if name in self._texts else array
                 for name, array in chunk.items()
             }
-            row += len(chunk[names[0]])
-
-    def where(self, column: str, row: int) -> str:
-        return self._table.where(column, row)
 
     def _numbers(self, name: str, texts: Array, first_row: int) -> Int64Array:
         numbers = self._texts[name].find(texts.tolist())

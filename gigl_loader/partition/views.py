@@ -11,15 +11,47 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gigl_loader.arrays import Array
+from gigl_loader.arrays import Array, first_true
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column, EdgeType, label_list
-from gigl_loader.partition.stage import shards_of, stamp_of
+from gigl_loader.partition.stage import numbered, shards_of, stamp_of
 from gigl_loader.partition.table import TEXT, ArrayTable, GraphTables, Kind, Table
 from gigl_loader.tensors import STORAGE_DTYPES
 
 if TYPE_CHECKING:
     from gigl_loader.graph.schema import LabelSign, NodeType
+
+
+class TableView:
+    """A table over another one. Unless it says otherwise, it has the columns, rows and places of that one."""
+
+    def __init__(self, table: Table) -> None:
+        self.name = table.name
+        self.columns: Mapping[str, Kind] = table.columns
+        self._table = table
+
+    @property
+    def num_rows(self) -> int:
+        return self._table.num_rows
+
+    @property
+    def stamp(self) -> object:
+        return stamp_of(self._table)
+
+    def shards(self, rows: int) -> list[TableView]:
+        return [self._over(shard) for shard in shards_of(self._table, rows)]
+
+    def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
+        return self._table.read(names, rows)
+
+    def where(self, column: str, row: int) -> str:
+        return self._table.where(column, row)
+
+    def _over(self, table: Table) -> TableView:
+        """Return the same view over a shard of the table."""
+        view = copy(self)
+        view.name, view._table = table.name, table
+        return view
 
 
 class ChainedTable:
@@ -68,7 +100,7 @@ def chain(tables: Sequence[Table]) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """Where a column comes from."""
+    """Sources of a column of a view."""
 
     sources: tuple[str, ...]
     stacked: bool = False
@@ -77,34 +109,20 @@ class Projection:
     """Convert to this safetensors dtype."""
 
 
-class ProjectedTable:
+class ProjectedTable(TableView):
     """Chosen columns of another table, under other names."""
 
     def __init__(self, table: Table, projections: Mapping[str, Projection]) -> None:
-        self.name = table.name
-        self._table = table
+        super().__init__(table)
         self._projections = dict(projections)
-        self.columns: dict[str, Kind] = {
+        self.columns = {
             name: _projected_kind(table, name, projection) for name, projection in self._projections.items()
         }
 
-    @property
-    def num_rows(self) -> int:
-        return self._table.num_rows
-
-    @property
-    def stamp(self) -> object:
-        return stamp_of(self._table)
-
-    def shards(self, rows: int) -> list[ProjectedTable]:
-        return [ProjectedTable(shard, self._projections) for shard in shards_of(self._table, rows)]
-
     def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
         sources = list(dict.fromkeys(key for name in names for key in self._projections[name].sources))
-        row = 0
-        for chunk in self._table.read(sources, rows):
+        for row, chunk in numbered(self._table, sources, rows):
             yield {name: self._column(chunk, name, row) for name in names}
-            row += len(chunk[sources[0]])
 
     def where(self, column: str, row: int) -> str:
         projection = self._projections.get(column)
@@ -131,10 +149,9 @@ class ProjectedTable:
         with np.errstate(invalid="ignore", over="ignore"):
             cast = array.astype(dtype)
         if dtype.kind in "iub":
-            wrong = np.flatnonzero((cast != array).reshape(len(array), -1).any(axis=1))
-            if len(wrong):
-                place = self.where(name, first_row + int(wrong[0]))
-                raise FormatError(f"{place}: {array[wrong[0]]} is no {dtype}")
+            wrong = (cast != array).reshape(len(array), -1).any(axis=1)
+            if (row := first_true(wrong)) is not None:
+                raise FormatError(f"{self.where(name, first_row + row)}: {array[row]} is no {dtype}")
         return cast
 
 
@@ -323,7 +340,7 @@ def _places_in(table: Table) -> list[str]:
     return []
 
 
-class FilledTable:
+class FilledTable(TableView):
     """A table whose readers give masked arrays, with values in place of what is masked.
 
     ``MissingValues`` where a column that has no fill misses values: it lists all such columns of the table.
@@ -334,9 +351,7 @@ class FilledTable:
     ) -> None:
         """``fills`` gives a number, a date or ``mean`` by column. ``used`` are the columns that are read, of
         which ``ids`` cannot be filled."""
-        self.name = table.name
-        self.columns: Mapping[str, Kind] = table.columns
-        self._table = table
+        super().__init__(table)
         self._whole = self
         self._used = list(used)
         self._ids = ids
@@ -347,32 +362,16 @@ class FilledTable:
         for name in fills:
             _check_fillable(table, name, fills[name])
 
-    @property
-    def num_rows(self) -> int:
-        return self._table.num_rows
-
-    @property
-    def stamp(self) -> object:
-        return stamp_of(self._table)
-
-    def shards(self, rows: int) -> list[FilledTable]:
-        found = shards_of(self._table, rows)
+    def shards(self, rows: int) -> list[TableView]:
+        found = super().shards(rows)
         if len(found) > 1:
             for name in self._fills:
-                self._value(name)  # A mean is that of the whole table.
-        return [self._over(shard) for shard in found]
-
-    def _over(self, table: Table) -> FilledTable:
-        shard = copy(self)
-        shard.name, shard._table, shard._whole = table.name, table, self._whole
-        return shard
+                self._value(name)  # A mean is that of the whole table. Shards share the values.
+        return found
 
     def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
         for chunk in self._table.read(names, rows):
             yield {name: self._filled(name, array) for name, array in chunk.items()}
-
-    def where(self, column: str, row: int) -> str:
-        return self._table.where(column, row)
 
     def _filled(self, name: str, array: Array) -> Array:
         if not isinstance(array, np.ma.MaskedArray):
@@ -392,15 +391,13 @@ class FilledTable:
         missing: dict[str, list[int]] = {}
         counts: dict[str, int] = {}
         wanted = [name for name in self._used if name not in self._fills]
-        row = 0
-        for chunk in self._table.read(wanted, _ROWS):
+        for row, chunk in numbered(self._table, wanted, _ROWS):
             for name, array in chunk.items():
                 if isinstance(array, np.ma.MaskedArray):
                     mask = np.ma.getmaskarray(array).reshape(len(array), -1).any(axis=1)
                     counts[name] = counts.get(name, 0) + int(mask.sum())
                     found = missing.setdefault(name, [])
                     found += (row + np.flatnonzero(mask)[: _SHOWN - len(found)]).tolist()
-            row += len(chunk[wanted[0]])
         return [self._said(name, rows, counts[name]) for name, rows in missing.items()]
 
     def _said(self, name: str, rows: Sequence[int], count: int) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gigl_loader.arrays import Array, Float64Array, Int64Array
+from gigl_loader.arrays import Array, Float64Array, Int64Array, first_true
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.manifest import Document, edges_path, topology_path, weights_path
 from gigl_loader.graph.schema import Column, type_name
@@ -43,9 +43,7 @@ def check_weight_column(column: Column, what: str) -> None:
 def check_weights(values: Array, column: Column, where: Callable[[int], str]) -> None:
     """Raise ``FormatError`` naming the place of the first value that is no weight."""
     weights = as_float64(values, column)
-    wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
-    if len(wrong):
-        row = int(wrong[0])
+    if (row := first_true(~(np.isfinite(weights) & (weights >= 0)))) is not None:
         raise FormatError(f"{where(row)}: a weight is finite and not negative, got {weights[row]:g}")
 
 
@@ -56,27 +54,24 @@ def index_weights(
 
     With ``check``, ``FormatError`` names the file and row of the first value that is no weight.
     """
-    job.runner.run(job, _WeightStage(edge_type, name, edges, check, job.num_partitions))
+    info = StageInfo(
+        name=f"weights/{type_name(edge_type)}/{type_name(name)}",
+        step=f"edges {','.join(edge_type)}: indexing {name}",
+        num_rows=edges.count,
+        num_tasks=job.num_partitions,
+    )
+    job.runner.run(job, _WeightStage(info, edge_type, name, edges, check))
 
 
 @dataclass(frozen=True, slots=True)
 class _WeightStage:
     """Writes the index of a weight column, a partition a task."""
 
+    info: StageInfo
     edge_type: EdgeType
     column: str
     edges: EdgeSchema
     check: bool
-    num_tasks: int
-
-    @property
-    def info(self) -> StageInfo:
-        return StageInfo(
-            name=f"weights/{type_name(self.edge_type)}/{type_name(self.column)}",
-            step=f"edges {','.join(self.edge_type)}: indexing {self.column}",
-            num_rows=self.edges.count,
-            num_tasks=self.num_tasks,
-        )
 
     def run(self, job: Job, part: int) -> dict[str, Any]:
         column = self.edges.columns.get(self.column, Column("F32"))

@@ -13,7 +13,8 @@ import numpy as np
 import safetensors.numpy
 
 from gigl_loader.graph.folder import DiskFolder
-from gigl_loader.graph.manifest import write_document
+from gigl_loader.graph.manifest import DocumentWriter
+from gigl_loader.tensors import spec_of
 
 
 def edited(path: Path, change: Callable[[dict[str, Any]], None], *, signed: bool = True) -> None:
@@ -32,7 +33,10 @@ def rewrite(path: Path, name: str, change: Callable[[dict[str, Any]], None]) -> 
     arrays = {key: array.copy() for key, array in safetensors.numpy.load_file(path / name).items()}
     change(arrays)
     (path / name).unlink()
-    record = write_document(DiskFolder(path), name, arrays)
+    writer = DocumentWriter(DiskFolder(path), name, {key: spec_of(array) for key, array in arrays.items()})
+    for key, array in arrays.items():
+        writer.append(key, array)
+    record = writer.close()
     edited(path, lambda document: document["files"].__setitem__(name, record.to_json()))
 
 

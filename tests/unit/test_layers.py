@@ -250,7 +250,7 @@ HEAVY = ("torch", "torch_geometric", "grpc", "pyarrow", "pandas", "ray", "scipy"
         ("import gigl_loader.sampling.neighbor_sampler, gigl_loader.channel.frame", HEAVY),
         ("import gigl_loader.dataset", HEAVY),
         ("import gigl_loader.partition", HEAVY),
-        ("import gigl_loader.partition.task_process, gigl_loader.partition.ray_executor", HEAVY),
+        ("import gigl_loader.partition.tasks, gigl_loader.partition.ray_executor", HEAVY),
         ("import gigl_loader.rpc.remote_store", ("torch", "torch_geometric", "grpc", "cryptography")),
         ("import gigl_loader.hosts.peers", ("torch", "torch_geometric", "grpc", "cryptography")),
         ("import gigl_server.child", ("torch", "torch_geometric", "cryptography")),

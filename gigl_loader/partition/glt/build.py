@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from gigl_loader.arrays import Array, Int64Array
+from gigl_loader.arrays import Array, Int64Array, first_true
 from gigl_loader.errors import FormatError
 from gigl_loader.partition.build import build_graph
 from gigl_loader.partition.glt.layout import JoinedTable, LabelledTable, Layout, TensorTable
@@ -95,9 +95,7 @@ def _chunks(rows: Rows) -> Iterator[tuple[int, Array]]:
 
 
 def _require_range(rows: Rows, first_row: int, values: Array, end: int, what: str) -> None:
-    wrong = np.flatnonzero((values < 0) | (values >= end))
-    if len(wrong):
-        row = int(wrong[0])
+    if (row := first_true((values < 0) | (values >= end))) is not None:
         raise FormatError(f"{rows.path}, row {first_row + row}: {what} {values[row]} is not in 0..{end - 1}")
 
 

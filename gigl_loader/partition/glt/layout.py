@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gigl_loader.arrays import Array, Int64Array
+from gigl_loader.arrays import Array, Int64Array, first_true
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE, EdgeType, NodeType
 from gigl_loader.partition.glt.pickles import Source
 from gigl_loader.partition.glt.tensors import Rows, saved_tensor, tensor_stream
+from gigl_loader.partition.stage import numbered
+from gigl_loader.partition.views import TableView
 
 if TYPE_CHECKING:
     from gigl_loader.partition.table import Kind, Table
@@ -229,15 +231,13 @@ class TensorTable:
         return f"{self.name if found is None else found.path}, row {row}"
 
 
-class JoinedTable:
+class JoinedTable(TableView):
     """Edges, and their features, which a file holds in another order."""
 
     def __init__(self, table: Table, features: FeatureFiles) -> None:
         """``table`` has a column ``id``. Every edge has one row of features."""
-        self.name = table.name
-        self.num_rows = table.num_rows
-        self.columns: dict[str, Kind] = {**table.columns, "edge_attr": features.rows.column}
-        self._table = table
+        super().__init__(table)
+        self.columns = {**table.columns, "edge_attr": features.rows.column}
         self._features = features
 
     def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
@@ -246,23 +246,17 @@ class JoinedTable:
             return
         ids, order = self._index()
         kept = [name for name in names if name != "edge_attr"]
-        row = 0
-        for chunk in self._table.read([*{*kept, "id"}], rows):
+        for row, chunk in numbered(self._table, [*{*kept, "id"}], rows):
             wanted = chunk["id"]
             places = np.minimum(np.searchsorted(ids, wanted), max(len(ids) - 1, 0))
-            missing = np.flatnonzero(ids[places] != wanted) if len(ids) else np.arange(len(wanted))
-            if len(missing):
-                which = int(missing[0])
+            absent = ids[places] != wanted if len(ids) else np.ones(len(wanted), np.bool_)
+            if (which := first_true(absent)) is not None:
                 raise FormatError(
                     f"{self._features.ids.path}: edge {wanted[which]} of "
                     f"{self._table.where('id', row + which)} has no features"
                 )
             found = {name: chunk[name] for name in kept}
             yield {**found, "edge_attr": self._features.rows.take(order[places])}
-            row += len(wanted)
-
-    def where(self, column: str, row: int) -> str:
-        return self._table.where(column, row)
 
     def _index(self) -> tuple[Int64Array, Int64Array]:
         """Return the ids of all features, ascending, and the row of each."""
@@ -271,14 +265,12 @@ class JoinedTable:
         return ids[order], order
 
 
-class LabelledTable:
+class LabelledTable(TableView):
     """Nodes with a column ``id``, and the labels of all nodes of the type, by id."""
 
     def __init__(self, table: Table, labels: Rows) -> None:
-        self.name = table.name
-        self.num_rows = table.num_rows
-        self.columns: dict[str, Kind] = {**table.columns, "y": labels.column}
-        self._table = table
+        super().__init__(table)
+        self.columns = {**table.columns, "y": labels.column}
         self._labels = labels
 
     def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from gigl_loader.arrays import Array, Int64Array
 from gigl_loader.errors import FormatError
+from gigl_loader.graph.folder import watch_map
 from gigl_loader.graph.schema import Column
 from gigl_loader.partition.glt.pickles import STORAGES, Source
 from gigl_loader.partition.pyg import array_and_column
@@ -90,7 +91,9 @@ def tensor_stream(path: Path) -> Rows:
         raise FormatError(f"{path}: no tensor")
     # Python's mmap would keep a file descriptor, and a directory of many partitions has too many files.
     mapped = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
-    source = Source(mapped.numpy().data)
+    whole = mapped.numpy()
+    watch_map(whole, whole, str(path))
+    source = Source(whole.data)
     columns: list[Column] = []
     blocks: list[Array] = []
     while not source.at_end:
@@ -132,7 +135,9 @@ def saved_tensor(path: Path) -> Rows:
         raise FormatError(f"{path}: damaged: a tensor whose elements are not there, or fewer")
     _require_rows(path, tensor, contiguous=tensor.is_contiguous())
     array, column = array_and_column(tensor, str(path))
-    return Rows(path, column, [_bytes_of(array, column)])
+    block = _bytes_of(array, column)
+    watch_map(block.base, block.reshape(-1), str(path))
+    return Rows(path, column, [block])
 
 
 def _inspected(path: Path) -> tuple[set[str], set[int]]:
