@@ -31,7 +31,7 @@ def index(
     with importing():
         from gigl_loader.cli.table_options import time_columns, weight_columns
         from gigl_loader.graph import Graph
-        from gigl_loader.partition.index import add_indexes
+        from gigl_loader.partition.steps.index import add_indexes
 
     if not weight and not time:
         raise ValueError("nothing to add: give --weight [TYPE:]COLUMN or --time [TYPE:]COLUMN")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from gigl_loader.errors import FormatError
 from gigl_loader.partition.locations import is_uri
-from gigl_loader.partition.npy_table import edge_index_table, npy_table
+from gigl_loader.partition.readers.npy_table import edge_index_table, npy_table
 from gigl_loader.partition.table import Table
 from gigl_loader.partition.views import FilledTable, ProjectedTable, Projection, chain
 from gigl_loader.tensors import STORAGE_DTYPES
@@ -196,11 +196,11 @@ def _is_table(path: Path) -> bool:
 
 def _open_file(path: Path | RemotePath, role: Role, options: ColumnOptions) -> Table:
     if path.suffix in (".parquet", ".pq"):
-        from gigl_loader.partition.parquet_table import ParquetTable
+        from gigl_loader.partition.readers.parquet_table import ParquetTable
 
         return ParquetTable(path)
     if any(suffix in _CSV for suffix in path.suffixes):
-        from gigl_loader.partition.csv_table import CsvTable
+        from gigl_loader.partition.readers.csv_table import CsvTable
 
         ids = [name for new in sorted(_ID_ROLES) for name in _sources_of(new, role, options)]
         dtypes = {

@@ -26,7 +26,7 @@ from gigl_loader.graph.schema import (
 )
 from gigl_loader.native import crc32c
 from gigl_loader.partition.stage import cut, stamp_of
-from gigl_loader.partition.weights import check_weight_column
+from gigl_loader.partition.steps.weights import check_weight_column
 from gigl_loader.tensors import spec_of
 
 Quantizations = Mapping[NodeType | EdgeType, Mapping[str, Quantization]]

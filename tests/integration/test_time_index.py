@@ -14,7 +14,7 @@ from gigl_loader import DistDataset, DistNeighborLoader, FormatError
 from gigl_loader.graph import Graph
 from gigl_loader.graph.schema import GraphSchema
 from gigl_loader.partition import build_graph, tables_from_pyg
-from gigl_loader.partition.index import add_indexes
+from gigl_loader.partition.steps.index import add_indexes
 from tests.support.command_line import run_here
 from tests.support.pyg_graphs import weighted
 

@@ -118,7 +118,7 @@ def test_a_hub_with_more_edges_than_memory_is_sorted_in_pieces(tmp_path: Path, l
 
 
 def test_pieces_of_a_sort_stay_below_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gigl_loader.partition import edges as edges_module
+    from gigl_loader.partition.steps import edges as edges_module
 
     sizes = []
     leaves = edges_module.EdgeSorter.leaves

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gigl_loader.graph.ids import Directory
 from gigl_loader.partition.assigners import Assigner, HashAssigner, RangeAssigner
-from gigl_loader.partition.ids import NodeIds, assign
+from gigl_loader.partition.steps.ids import NodeIds, assign
 
 _ids = st.lists(st.one_of(st.integers(-3, 20), st.integers(-(2**63), 2**63 - 1)), unique=True, max_size=20)
 

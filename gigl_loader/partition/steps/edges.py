@@ -32,12 +32,12 @@ from gigl_loader.partition.exchange import (
     row_bytes,
     scatter,
 )
-from gigl_loader.partition.ids import as_ids, find_all, require_integers
 from gigl_loader.partition.job import Budget, Job
-from gigl_loader.partition.nodes import bucket_cuts
 from gigl_loader.partition.stage import StageInfo, first_rows, numbered
+from gigl_loader.partition.steps.ids import as_ids, find_all, require_integers
+from gigl_loader.partition.steps.nodes import bucket_cuts
+from gigl_loader.partition.steps.weights import check_weights, index_weights
 from gigl_loader.partition.table import EDGE_ROLES, Table, data_columns
-from gigl_loader.partition.weights import check_weights, index_weights
 from gigl_loader.tensors import STORAGE_DTYPES, ArraySpec
 
 _SAMPLE_ROWS = 1 << 14

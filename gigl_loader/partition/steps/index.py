@@ -37,7 +37,7 @@ from gigl_loader.partition.executors import WorkPlan
 from gigl_loader.partition.job import Budget, Job, available_memory
 from gigl_loader.partition.runner import Runner
 from gigl_loader.partition.stage import StageInfo
-from gigl_loader.partition.weights import (
+from gigl_loader.partition.steps.weights import (
     as_float64,
     check_weight_column,
     index_weights,

@@ -13,9 +13,9 @@ from gigl_loader.arrays import Array, Int64Array, first_true
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.ids import Directory
 from gigl_loader.graph.schema import Column, NodeType, held_out_list, type_name
-from gigl_loader.partition.ids import as_ids, find_all, require_integers
 from gigl_loader.partition.job import Job
 from gigl_loader.partition.stage import StageInfo, first_rows, numbered, shards_of
+from gigl_loader.partition.steps.ids import as_ids, find_all, require_integers
 from gigl_loader.partition.table import SPLIT_MASKS, NodeTable, Table, is_mask
 from gigl_loader.partition.views import ProjectedTable, Projection
 from gigl_loader.splits import edges_by_split, hash_splits

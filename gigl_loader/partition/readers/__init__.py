@@ -1,0 +1,1 @@
+"""Readers of table files, one for each format."""

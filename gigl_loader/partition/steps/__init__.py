@@ -1,0 +1,1 @@
+"""Steps of a build: ids, nodes, edges, splits, quantised columns, indexes of weights and times."""
