@@ -1,4 +1,4 @@
-"""Executors: where the tasks of a build are done, in processes of this machine by default."""
+"""Executors: they run the tasks of a build in other processes, by default of this machine."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ class Executor(Protocol):
         """Divide a memory limit, or what there is. ``ValueError`` for one that is too small."""
 
     def open(self, setting: TaskSetting, stage: bytes) -> None:
-        """Take up the next stage: ``packed`` tasks. Those of the stage before are done or given up."""
+        """Begin the next stage, pickled by ``packed``. Tasks of the previous one are done or cancelled."""
 
     def submit(self, task: int) -> None:
-        """Take up a task. More than ``num_workers`` may wait."""
+        """Queue a task. More than ``num_workers`` may wait."""
 
     def wait(self) -> list[tuple[int, bytes | Lost]]:
         """Return at least one task that ended, with its result. Called while some are not.
@@ -67,16 +67,16 @@ class Executor(Protocol):
         """
 
     def cancel(self) -> None:
-        """Give up the tasks of this stage: none writes anything afterwards, where that can be had."""
+        """Cancel the tasks of this stage. Where possible, none of them writes anything afterwards."""
 
     def close(self) -> None:
-        """End what was started."""
+        """End all processes and connections that this executor started."""
 
 
 _PROCESS_BYTES = 112 << 20
 """Memory of a process before it does anything: 60 MiB, and 50 more with Arrow for Parquet and CSV."""
 _LEAST_TASK_BYTES = 128 << 20
-"""Processes that would have less do not pay: 48 bytes a row for the smallest stage of 1 M rows."""
+"""With less memory a process is not worth its start: 48 bytes a row for the smallest stage of 1 M rows."""
 _POLL_SECONDS = 15.0
 _EXIT_SECONDS = 10.0
 

@@ -26,7 +26,7 @@ def staged_directory(target: Path, *, overwrite: bool = False) -> Iterator[Path]
     """Give a temporary directory beside ``target``, which becomes ``target`` when the block succeeds.
 
     After any exception, Ctrl-C included, nothing is left. What a killed process left is removed by
-    the next call for the same target: a lock tells the dead from the living.
+    the next call for the same target: a directory whose lock is free has no process any more.
     """
     if not overwrite:
         refuse_existing(target)

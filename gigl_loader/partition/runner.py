@@ -1,4 +1,4 @@
-"""Runner of the stages of a build: in this process, or by an executor, and not again what is done."""
+"""Runner of the stages of a build, in this process or by an executor. Skips what an earlier build did."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TaskTotals:
 
 
 class Runner:
-    """Does the tasks of each stage, and collects what they return."""
+    """Runs the tasks of each stage, and collects their results."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Runner:
         self.totals = TaskTotals(num_workers=max(plan.num_workers, 1), task_bytes=self._cuts.task_bytes)
 
     def share(self, value: object, name: str) -> None:
-        """Have tasks open the file ``name`` of the graph in place of ``value``, which it holds."""
+        """Let tasks open the file ``name`` of the graph, which has the arrays of ``value``, in its place."""
         self._shared[id(value)] = (value, name)
 
     def task_budget(self, job: Job, rows: int) -> Budget:
@@ -89,17 +89,17 @@ class Runner:
         return shards_of(table, max(-(-table.num_rows // tasks), _FEW_ROWS))
 
     def exchange(self, job: Job, name: str, kinds: Kinds, *, rows: int, num_writers: int) -> Exchange:
-        """Return a place for rows that the tasks of one stage leave for those of the next."""
+        """Return an exchange of rows between the tasks of one stage and of the next."""
         if self._uses_files(rows):
             return FileExchange(f"rows/{name}", kinds, num_writers)
         return SharedExchange(job.spill(kinds, rows))
 
     def run(self, job: Job, stage: Stage) -> list[Mapping[str, Any]]:
-        """Do all tasks of a stage. Return what each returned, in the order of their numbers.
+        """Run all tasks of a stage. Return their results, in the order of their numbers.
 
         Raises what the first of the tasks that fail raised, whichever of them failed first.
         """
-        advance = job.track(self._told(job, stage), stage.info.num_rows)
+        advance = job.track(self._title(job, stage), stage.info.num_rows)
         results: dict[int, TaskResult] = {}
         for task in range(stage.info.num_tasks):
             result = self._find(job, stage, task)
@@ -117,12 +117,12 @@ class Runner:
         keeps = self._setting is not None and self._setting.keeps_results
         return keeps or (self._executor is not None and rows >= _FEW_ROWS)
 
-    def _goes_out(self, stage: Stage) -> bool:
+    def _is_sent_out(self, stage: Stage) -> bool:
         return self._executor is not None and stage.info.num_rows >= _FEW_ROWS
 
-    def _told(self, job: Job, stage: Stage) -> str:
-        """Return the name of a stage for people: of one that is sent out, with its tasks and their memory."""
-        if not self._goes_out(stage):
+    def _title(self, job: Job, stage: Stage) -> str:
+        """Return the step of a stage for people, with number and memory of tasks that are sent out."""
+        if not self._is_sent_out(stage):
             return stage.info.step
         memory_bytes = self.task_budget(job, stage.info.num_rows).total
         return f"{stage.info.step} ({stage.info.num_tasks} tasks, {memory_bytes / 1e6:,.0f} MB each)"
@@ -143,7 +143,7 @@ class Runner:
     ) -> Iterator[tuple[int, TaskResult]]:
         if not tasks:
             return
-        if self._executor is None or not self._goes_out(stage):
+        if self._executor is None or not self._is_sent_out(stage):
             yield from self._done_here(job, stage, tasks, advance)
             return
         for task, result in self._done_elsewhere(self._executor, job, stage, tasks):

@@ -263,7 +263,7 @@ class _Import:
             raise FormatError(f"{folder}: no features of its {size} edges, and other partitions have some")
         if edges.ids is None:
             if features is not None:
-                raise FormatError(f"{folder}: no eids.pt, so that features cannot be told to their edges")
+                raise FormatError(f"{folder}: no eids.pt, so features cannot be matched to edges")
             advance(size)
             return table
         if features is not None and len(features.ids) != size:

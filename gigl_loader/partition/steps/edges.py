@@ -221,7 +221,7 @@ def _write_edges(job: Job, data: _Edges) -> EdgeSchema:
     budget = job.runner.task_budget(job, count)
     cuts, parts = bucket_cuts(data.target.nodes.bounds, _bucket_width(data, kinds, budget))
     shards = job.runner.shards(data.table)
-    # Rows of a table that has ids are not counted: of held-out edges, no one knows how many a shard has.
+    # Rows of a table with ids are not counted: the number of held-out edges in a shard is unknown.
     starts = [0] * len(shards) if "id" in data.table.columns else first_rows(shards)
     name = f"edges/{type_name(data.edge_type)}"
     exchange = job.runner.exchange(job, name, kinds, rows=count, num_writers=len(shards))
