@@ -184,7 +184,7 @@ class RankLock:
         return int(self._there.split()[1])
 
     def take(self) -> bool:
-        """Try to take it, from nobody or from a holder that is dead. Return whether it is ours."""
+        """Try to take the lock, which is free where its holder is dead. Return whether it is ours."""
         expected = self._there if self._is_vacant() else ""
         self._there = self._group.replace(self._key, expected, self._me)
         taken = self._there == self._me

@@ -30,7 +30,7 @@ class GltStore:
     The draws are GLT's own: they come from its generators and not from the address of a draw, so that the
     same request draws other neighbours the next time. A list that is longer than the fanout is drawn from
     with replacement; edges that come twice are left out, so that such a target may get fewer neighbours.
-    Lists that are no longer than the fanout, and those asked for with -1, come whole.
+    Lists no longer than the fanout come whole, and all lists with fanout -1.
 
     Features, edge tests, induced edges, label sets and out-edges of a graph of in-edges are read where the
     graph lies.

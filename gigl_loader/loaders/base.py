@@ -239,7 +239,7 @@ class BaseDistLoader(FixedArguments):
     def state_dict(self) -> dict[str, Any]:
         """Return where the latest iterator stands, as plain values (JSON will do).
 
-        Counts the batches that were handed out, not those sampled ahead. A loader of the same inputs
+        Counts the batches that were handed out, not batches sampled ahead. A loader of the same inputs
         and options that loads it, with any number of workers, goes on with the very next batch.
         """
         return state_of(self._epochs.current, run_seed=self.seed, made_with=self._made_with)
@@ -267,7 +267,7 @@ class BaseDistLoader(FixedArguments):
         self._epochs.resume(progress)
 
     def stats(self) -> dict[str, Any]:
-        """Return counters since construction: batches, seconds by kind, and those of the source.
+        """Return counters since construction: batches, seconds by kind, and the counters of the source.
 
         ``seconds_waiting`` for batches, ``seconds_copying`` to the device, ``seconds_collating``, and
         ``seconds_transforming`` in the user's ``transform``.

@@ -249,7 +249,7 @@ _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: t
 def _both_directions(own: dict[str, Any], reverse: dict[str, Any], places: Tensor) -> dict[str, Any]:
     """Return the attributes of some of a type's edges and of its reverse's, which are turned round.
 
-    ``places``: int32 [E], in the edges of the type, followed by those of its reverse. The host knows all
+    ``places``: int32 [E], in the edges of the type, followed by the edges of its reverse. The host knows all
     sizes, so it does not wait for the device.
     """
     merged = {

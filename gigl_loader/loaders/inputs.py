@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class NodeDirectory(Protocol):
-    """What can be asked of a dataset about its nodes."""
+    """Queries of a dataset about its nodes."""
 
     @property
     def schema(self) -> GraphSchema: ...
@@ -42,7 +42,7 @@ class NodeDirectory(Protocol):
 
 
 class LoaderInput(Protocol):
-    """The input of a loader: what an epoch goes through. A frozen value."""
+    """The input of a loader: the entries of an epoch. A frozen value."""
 
     @property
     def kind(self) -> NodeType | EdgeType:
@@ -50,7 +50,7 @@ class LoaderInput(Protocol):
 
     @property
     def columns(self) -> Mapping[str, Array]:
-        """The columns of a request, [N] each: those that the plan lists."""
+        """The columns that the plan lists, [N] each, by name."""
 
     @property
     def places(self) -> Int64Array | None:
@@ -335,7 +335,7 @@ def _is_edge_type(value: Any) -> bool:
 
 
 def known_edge_type(known: Collection[EdgeType], value: Any, what: str) -> EdgeType:
-    """Return an edge type that a user named. ``TypeError`` and ``ValueError`` list those that there are."""
+    """Return an edge type that a user named. ``TypeError`` and ``ValueError`` list the known types."""
     if not _is_edge_type(value):
         raise TypeError(f"{what} must be (source, relation, destination), got {value!r:.200}")
     edge_type: EdgeType = value

@@ -39,14 +39,15 @@ class ReusedMemory:
     """Lends memory that is taken back when the last array or tensor made from it dies.
 
     Memory that was never touched costs a page fault per 4 KiB: writing the ``edge_index`` of 700,000
-    edges takes 5.9 ms there and 2.3 ms in memory used before. Who keeps many batches gets fresh memory.
+    edges takes 5.9 ms there and 2.3 ms in memory used before. A trainer that keeps many batches gets fresh
+    memory.
     """
 
     def __init__(self) -> None:
         self._slots = _slots(_PAGE_BYTES)
 
     def lend(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return ``nbytes`` of memory, aligned for any dtype. What is in it is of no meaning."""
+        """Return ``nbytes`` of memory, aligned for any dtype. Its contents are undefined."""
         if nbytes > self._slots.slot_bytes:
             # Only address space is taken here: pages are committed when they are touched.
             self._slots = _slots(_SLOT_ROOM * nbytes)
@@ -65,7 +66,7 @@ _PINNED_ROOM = 9 / 8
 
 
 class PinnedSlots:
-    """What is page-locked of the slots that were seen.
+    """Page-locked parts of slots.
 
     Only what a frame has touched, and a little room, is ever registered with CUDA: a ring has gigabytes
     of address space, and registering memory commits it. That is done once for a slot, or again when a
@@ -83,7 +84,7 @@ class PinnedSlots:
     def pin(self, slot: Bytes, nbytes: int) -> bool:
         """Have the first ``nbytes`` of a slot page-locked, and return whether they are.
 
-        Nothing may be copying from the slot. Where CUDA refuses once, it is not asked again.
+        Nothing may be copying from the slot. After one refusal by CUDA, no more memory is registered.
         """
         pinned, address = self._pinned_in(slot), slot.ctypes.data
         if pinned.get(address, 0) >= nbytes:
@@ -112,7 +113,7 @@ class PinnedSlots:
 
     def _accept_refusal(self, status: int, size: int) -> None:
         self._refused = True
-        # CUDA keeps the error for whoever asks next, which would be the user's next kernel.
+        # CUDA keeps the error for its next call, which would be the user's next kernel.
         with suppress(RuntimeError):
             torch.ones(1, device=self._device)
         _LOGGER.warning(

@@ -128,7 +128,7 @@ def _graph_types(schema: GraphSchema) -> dict[EdgeType, EdgeType]:
 
 
 class SingleBatches:
-    """Batches of any input, one at a time. The source opens with the first. Any thread may draw."""
+    """Batches of any input, one at a time. The source opens with the first batch. Thread-safe."""
 
     def __init__(
         self, dataset: PygDataset, plan: BatchPlan, asked: SamplerArguments, *, timeout_s: float
@@ -144,7 +144,7 @@ class SingleBatches:
         self._source: BatchSource | None = None
 
     def draw(self, columns: Mapping[str, Int64Array], epoch: int) -> FrameTensors:
-        """Return the batch of an input, whose columns are those of the plan, int64 [B] each.
+        """Return the batch of an input, which has the columns of the plan, int64 [B] each.
 
         It equals the batch that a loader of this plan makes of these entries in ``epoch``.
         """
@@ -276,7 +276,7 @@ class GiglSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed.
         self._forget()
 
     def _forget(self) -> None:
-        """Begin without sources: those of a parent process are not this process's to use."""
+        """Begin without sources: a forked child must not use the sources of its parent."""
         self._pid = os.getpid()
         self._of_nodes: dict[NodeType, SingleBatches] = {}
         self._of_links: dict[EdgeType, tuple[Any, SingleBatches]] = {}

@@ -41,13 +41,13 @@ class FrameArray:
     column: Column
     """Dtype, and shape of a row."""
     origin: Origin
-    """Where its values come from. Only those of a ``feature`` may be deferred."""
+    """Origin of the values. Only values of a ``feature`` may be deferred."""
     feature: str = ""
     """Name of the feature in the graph."""
     indexes: str = ""
     """Encoded node type whose seeds the values are local indices of, if they are."""
     nodes: tuple[str, ...] = ()
-    """Encoded node types whose nodes the values are local indices of, or -1: those of the values in a row."""
+    """Encoded node types whose nodes the values are local indices of, or -1: one type per value of a row."""
     edges: tuple[str, ...] = ()
     """Encoded edge types whose sampled edges, one type after the other, the values are places in."""
     as_long_as: str = ""
@@ -265,7 +265,7 @@ class FrameSchema:
     def parse(self, buffer: Bytes) -> Frame:
         """Return the frame in ``buffer`` (uint8), or of the failure of its batch.
 
-        Everything is checked: afterwards all arrays are those of this schema, and all local indices are in
+        Everything is checked: afterwards the arrays are exactly the schema's, and all local indices are in
         bounds. ``FormatError`` names the rule that is broken.
         """
         layout = Layout.parse(buffer, what="frame", max_header=MAX_HEADER_BYTES)
@@ -379,7 +379,7 @@ def _length(layout: Layout, name: str) -> int:
 
 
 def _check_arrays(layout: Layout, expected: Mapping[str, ArraySpec]) -> None:
-    """Raise unless the arrays are exactly those expected."""
+    """Raise ``FormatError`` unless exactly the expected arrays are there."""
     if layout.specs == expected:
         return
     for name, spec in expected.items():

@@ -187,7 +187,7 @@ class Sampled:
     writer: FrameWriter
     batch: DrawnBatch
     arrays: Mapping[str, Array]
-    """Of the frame, besides those of nodes and edges."""
+    """Arrays of the frame that belong to the seeds, by name."""
     features: FeatureSource
     costs: CostCounter
     layout: Layout
@@ -284,7 +284,7 @@ class Completion:
         return self._whole.layout(self._deferred.counts(deferred.layout))
 
     def write(self, deferred: Frame, layout: Layout, buffer: Bytes) -> None:
-        """Write the complete frame to the start of ``buffer``. Errors are those of the source of features."""
+        """Write the complete frame to the start of ``buffer``. Raises what the source of features raises."""
         buffer[: len(layout.header)] = np.frombuffer(layout.header, np.uint8)
         for name in self._kept:
             np.copyto(layout.view(buffer, name), deferred.array(name))

@@ -88,7 +88,7 @@ class PlanFields:
         return _edge_type(self.take(name), self.schema)
 
     def edge_types(self, name: str, known: Collection[EdgeType] | None = None) -> tuple[EdgeType, ...]:
-        """Return a list of edge types of the graph, or of those ``known``."""
+        """Return a list of edge types of the graph, or of ``known`` ones."""
         value = self.take(name)
         if not isinstance(value, list):
             raise ValueError(f"{name} is a list of edge types, got {_shown(value)}")
@@ -334,7 +334,7 @@ class SamplerContext:
     costs: CostCounter | None = None
     """What sampling costs is added to it."""
     bounds: BatchBounds | None = None
-    """Of a batch. By default those of the machine."""
+    """Bounds of a batch. By default, what fits the machine."""
     deferred: bool = False
     """Frames tell where features lie instead of holding them."""
 

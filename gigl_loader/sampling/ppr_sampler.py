@@ -114,7 +114,7 @@ class _Pushes(Protocol):
         """The batch of the latest run."""
 
     def run(self, seeds: Int64Array, max_edges: int) -> None:
-        """Push from these positions. Errors are those of the kernels, and of the stores."""
+        """Push from these positions. Raises what kernels and stores raise."""
 
 
 class _WholeGraph:

@@ -81,7 +81,7 @@ class BatchRequest:
     ) -> BatchRequest:
         """Return a request whose arrays alias ``index`` and ``inputs`` (:meth:`input_bytes`).
 
-        ``ValueError`` where their lengths are not those of whole columns of equal length. The values are not
+        ``ValueError`` unless ``index`` and ``inputs`` hold whole columns of equal length. The values are not
         checked.
         """
         if len(index) % INDEX_BYTES:

@@ -108,7 +108,7 @@ class SeedDraw:
     def request(self, asked: BatchRequest, weights: Float64Array, sums: Float64Array) -> BatchRequest:
         """Return ``asked`` with as many seeds, drawn with replacement, and their input ids.
 
-        The numbers drawn by depend on run seed, epoch, rank and batch; the weights are those of now.
+        The random numbers depend on run seed, epoch, rank and batch; the weights are the present ones.
         ``weights`` and ``sums`` [N] are scratch memory.
         """
         total = self.read(weights, sums)
@@ -181,7 +181,7 @@ class Schedule:
     step s is batch ``s * W + r`` of what one rank alone would get. What remains after the whole steps
     is split evenly over the ranks, as the last step. So every seed comes once, shares differ in length
     by at most one seed, and ranks have equally many batches; only where fewer seeds remain than there
-    are ranks, those left out repeat one seed each from the start of the order, or, without
+    are ranks, ranks without a seed repeat one each from the start of the order, or, without
     ``even_batches``, have one batch less.
     """
 
