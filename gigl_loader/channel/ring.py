@@ -29,22 +29,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gigl_loader.arrays import Bytes
-from gigl_loader.memfile import create_memory, map_memory
+from gigl_loader.memfile import map_memory
 from gigl_loader.native import lease_slots
 from gigl_loader.resources import naming_channel
-
-__all__ = [
-    "Doing",
-    "Ring",
-    "RingLayout",
-    "SlotPool",
-    "State",
-    "create_memory",
-    "map_memory",
-    "private_slots",
-    "slot_bytes_of",
-    "slot_of",
-]
 
 
 class SlotPool:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch_geometric.data import Data, HeteroData
 
+from gigl_loader.sampling.khop import reversed_edge_types
 from gigl_loader.sampling.request import SEED_TIME
 
 if TYPE_CHECKING:
@@ -30,26 +31,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.plan import BatchPlan, SamplerArguments
 
 logger = logging.getLogger(__name__)
-
-
-def reversed_edge_types(edge_types: Iterable[EdgeType]) -> dict[EdgeType, EdgeType]:
-    """Return the type of each edge type's messages when they flow from destination to source.
-
-    ``(a, r, b)`` becomes ``(b, rev_r, a)``, PyG's name for it; where the graph has both, they change
-    places. No two types become one.
-    """
-    result: dict[EdgeType, EdgeType] = {}
-    known = set(edge_types)
-    # Shortest first: a reverse is longer than what it reverses, so each finds its partner still free.
-    for edge_type in sorted(known, key=lambda kind: (len(kind[1]), kind)):
-        if edge_type in result:
-            continue
-        source, relation, destination = edge_type
-        reverse = (destination, f"rev_{relation}", source)
-        result[edge_type] = reverse
-        if reverse in known and reverse not in result:
-            result[reverse] = edge_type
-    return result
 
 
 class Collator:

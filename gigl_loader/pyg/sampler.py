@@ -15,7 +15,7 @@ from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, SamplerOut
 
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE
 from gigl_loader.loaders import arguments
-from gigl_loader.loaders.collate import Collator, reversed_edge_types
+from gigl_loader.loaders.collate import Collator
 from gigl_loader.loaders.dataset import check_dataset
 from gigl_loader.loaders.inputs import known_edge_type
 from gigl_loader.loaders.link import read_negatives
@@ -23,7 +23,7 @@ from gigl_loader.loaders.neighbor import sampler_arguments
 from gigl_loader.loaders.transfer import transfer_to
 from gigl_loader.options import StoreOptions, WorkerOptions
 from gigl_loader.pyg.dataset import NodeIndex, check_pickled, check_process, close_at_exit
-from gigl_loader.sampling.khop import KHop
+from gigl_loader.sampling.khop import KHop, reversed_edge_types
 from gigl_loader.sampling.plan import BatchPlan
 from gigl_loader.sampling.plans.link import LinkPlan
 from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions

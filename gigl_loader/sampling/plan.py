@@ -254,8 +254,8 @@ class SamplerArguments:
     """``temporal_strategy`` is ``"last"``."""
     with_times: bool = False
     """The input has a time for each entry."""
-    labor: bool = False
-    """The sampler options ask for LABOR."""
+    draw: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of ``KHop`` that the sampler options set."""
     subgraph_type: str = "directional"
 
     def returns_edge_ids(self, schema: GraphSchema) -> bool:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from gigl_loader.channel.frame import Failure
 from gigl_loader.channel.message import Response, Result, Spent
-from gigl_loader.channel.ring import Ring, State, create_memory, map_memory
+from gigl_loader.channel.ring import Ring, State
 from gigl_loader.errors import StorageUnavailable
+from gigl_loader.memfile import create_memory, map_memory
 from gigl_loader.sampling.request import INDEX_BYTES, BatchRequest, entry_bytes
 
 if TYPE_CHECKING:

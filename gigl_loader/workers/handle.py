@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gigl_loader.channel.message import NOTHING, Request, Response, Result, Spent, receive
-from gigl_loader.channel.ring import Ring, State, create_memory, map_memory
+from gigl_loader.channel.ring import Ring, State
 from gigl_loader.errors import FormatError
+from gigl_loader.memfile import create_memory, map_memory
 from gigl_loader.workers.process import Incarnation
 
 if TYPE_CHECKING:
