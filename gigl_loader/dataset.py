@@ -45,15 +45,15 @@ _INSTEAD = {
 }
 _SHARE_OF_PEERS = 0.4
 """Of the time that a loader waits, for each ask: so that a batch fails, naming the host, before the loader
-gives up, though it asks hop after hop, and the round before may have been slow, too."""
+gives up: it sends requests hop after hop, and an earlier round may have been slow, too."""
 
 
 class DistDataset(GraphQueries):
-    """A graph, of which this host holds all partitions, or some, and other hosts the others.
+    """A graph of which this host holds all partitions, or some, and other hosts hold the rest.
 
     Made by :meth:`open` (a directory that ``gigl-loader partition`` wrote) or :meth:`from_pyg` (an
     object in memory). Opening maps files and copies nothing, so sampling processes share its memory.
-    It is a context manager; leaving it early matters to other hosts, which may still ask this one.
+    It is a context manager; close it late where other hosts may still send requests to this one.
     """
 
     def __init__(self, graph: Graph, membership: HostGroup | None = None) -> None:
@@ -82,7 +82,7 @@ class DistDataset(GraphQueries):
         """Map the graph directory at ``path``, whatever its size.
 
         With all partitions here, that is all. Where some are missing, every rank of the process group must
-        call this, and local rank 0 of each host serves what its host holds to the others. Ranks open
+        call this, and local rank 0 of each host serves what its host holds to the other hosts. Ranks open
         several such graphs in the same order.
 
         ``partitions``
@@ -91,9 +91,9 @@ class DistDataset(GraphQueries):
             ``"HOST:PORT"`` of this host's service; data goes over the port after it. By default free
             ports of the address that this host uses towards the master.
         ``advertise``
-            Name or address by which others reach this host, where that is another.
+            Name or address by which other hosts reach this one, where it differs from ``listen``.
         ``credentials``
-            Token and certificate. By default a random token, told through the process group, and TLS with a
+            Token and certificate. By default a random token, sent through the process group, and TLS with a
             certificate made for the run, or plain text where all are on one machine.
         ``cache_size``
             Memory of this host for rows of nodes elsewhere, in bytes or as ``"1GB"``; 0 for none. Filled
@@ -319,7 +319,7 @@ class DistDataset(GraphQueries):
         )
 
     def peer_stats(self, *, timeout: float = 10.0) -> dict[int, dict[str, Any]]:
-        """Return what each host's service has done for others since it started, by host index.
+        """Return the counters of each host's service since it started, by host index.
 
         Seconds of CPU, calls and bytes; nothing where this host holds the whole graph.
         """

@@ -123,7 +123,7 @@ class GiglDataModule(LightningDataModule):
         return self._build(_TRAIN)
 
     def val_dataloader(self) -> Any:
-        # Not asked for without ``val``, but by a module that was pickled on its way to a rank.
+        # Not called without ``val``, except of a module that was pickled on its way to a rank.
         return self._build(_VAL) if _VAL in self._stages else []
 
     def test_dataloader(self) -> BaseDistLoader:

@@ -1,4 +1,4 @@
-"""Queries about a graph that every kind of dataset answers in the same way."""
+"""Queries of a graph, the same for every kind of dataset."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ class GraphQueries:
         from gigl_loader.pyg.graph_store import GiglGraphStore
 
         self._check_usable()
-        dataset: Any = self  # Its subclasses have all that loaders and stores ask for.
+        dataset: Any = self  # Its subclasses have all members of ``Dataset``.
         return GiglFeatureStore(dataset), GiglGraphStore(dataset)
 
     @property

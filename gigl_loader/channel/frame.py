@@ -99,7 +99,7 @@ class Frame:
 
     @property
     def counters(self) -> dict[str, int]:
-        """Numbers that the sampler tells of the batch, by name."""
+        """Numbers that the sampler counted for the batch, by name."""
         counters: dict[str, int] = json.loads(self.layout.metadata.get("counters", "{}"))
         return counters
 

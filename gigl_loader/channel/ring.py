@@ -241,7 +241,7 @@ class Ring:
     def note(
         self, state: State, *, epoch: int = 0, batch: int = 0, since_ns: int | None = None, others: int = 0
     ) -> None:
-        """Note the oldest ``batch``, since when it runs (monotonic), and the number of ``others``."""
+        """Note the oldest ``batch``, since when it runs (monotonic), and the number of other batches."""
         since = time.monotonic_ns() if since_ns is None else since_ns
         self._words[8:13] = state, epoch, batch, since, others
 

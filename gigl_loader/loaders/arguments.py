@@ -398,7 +398,7 @@ def whole_epoch(value: Any) -> int:
 
 
 def sharding(value: Any, *, many_ranks: bool) -> str:
-    """Return how ranks share the input: by batches where there are several, unless told otherwise."""
+    """Return how ranks share the input: ``value``, or by default batches where there are several."""
     if value is None:
         return "batches" if many_ranks else "none"
     if value not in ("batches", "none"):

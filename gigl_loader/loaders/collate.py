@@ -1,7 +1,7 @@
 """Collation: a PyG batch from the tensors of a frame.
 
 Tensors are put under their names, and not touched but for the edges of bidirectional batches. The names of a
-run are worked out once, so that a batch costs some microseconds per array besides the expansion of
+run are worked out once, so that a batch costs some microseconds per array and the expansion of
 ``edge_index``.
 """
 
@@ -59,8 +59,8 @@ class Collator:
 
     @classmethod
     def of(cls, schema: GraphSchema, plan: BatchPlan, asked: SamplerArguments) -> Collator:
-        """Return the collator of a plan's batches. ``asked`` has the hops that the user asked for."""
-        # The plan of a graph without edges has no hops, while the user may have asked for some.
+        """Return the collator of a plan's batches. ``asked``: arguments of the user."""
+        # The plan of a graph without edges has no hops, while the user may have passed some.
         fanouts = asked.num_neighbors
         num_hops = None if fanouts is None or isinstance(fanouts, Mapping) else len(fanouts)
         frame = plan.frame(schema)
@@ -260,6 +260,6 @@ def _message_types(schema: GraphSchema) -> Mapping[EdgeType, EdgeType]:
 
 
 def _padded(counts: Iterable[int], length: int) -> list[int]:
-    # A graph without any edge type has no hops of its own, while the user asked for some.
+    # A graph without any edge type has no hops of its own, while the user passed some.
     padded = list(counts)
     return padded + [0] * (length - len(padded))

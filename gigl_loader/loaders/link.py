@@ -226,7 +226,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
     """K-hop neighbourhoods of the ends of links, as PyG ``Data`` or ``HeteroData``. Names are PyG's.
 
     Batches have the nodes, edges and columns of :class:`DistNeighborLoader`, around the distinct ends of M
-    links and their negatives, and besides:
+    links and their negatives, and also:
 
     - without negatives: ``edge_label_index`` (int64 [2, M], local nodes, row 0 = source) and, where labels
       were given, ``edge_label`` [M];

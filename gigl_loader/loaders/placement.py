@@ -1,7 +1,7 @@
 """Place of one loader among the ranks: its process group, its share of the input, and the agreement of ranks.
 
 No rank waits while loaders are built, so ranks may build several in any order where each has its ``name``;
-without, they are told apart by class and count, and all ranks build them in one order. A difference raises
+without, class and count identify them, and all ranks build them in one order. A difference raises
 on the rank that comes later, and on all ranks when the first epoch begins.
 """
 
@@ -44,7 +44,7 @@ class RankConsistency:
     """Comparison of one loader over the ranks, as seen by one rank."""
 
     def __init__(self, group: RankGroup, kind: str, name: str | None) -> None:
-        """Loaders are told apart by ``name``, by default ``kind``, and by count where it is not unique."""
+        """``name`` (by default ``kind``) identifies the loader, with a count where several have it."""
         self._group = group
         turn = group.turn(f"loader/{name or kind}")
         self.name = name or f"{kind}-{turn}"

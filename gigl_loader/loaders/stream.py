@@ -64,7 +64,7 @@ class Progress:
     ahead: set[int] = field(default_factory=set)
     """Batches given beyond ``first``; empty when all come, and in order."""
     ended: bool = False
-    """The user was told that the epoch is over."""
+    """The user got the end of the epoch (``StopIteration``)."""
     loaded: bool = False
     """Put back by ``load_state_dict``."""
 

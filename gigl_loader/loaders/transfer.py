@@ -106,7 +106,7 @@ class PinnedSlots:
         memory: Any = slot.base
         if id(memory) not in self._memories:
             self._memories[id(memory)] = {}
-            # Weak references to an array are told before what it maps is unmapped.
+            # The finalizer of an array runs before its memory is unmapped.
             finalizer = weakref.finalize(memory, _unpin, os.getpid(), self._cuda, self._memories, id(memory))
             finalizer.atexit = False
         return self._memories[id(memory)]
@@ -209,7 +209,7 @@ class PackedTensors(FrameTensors):
     def edge_index(self, edge_type: EdgeType) -> Tensor:
         rows, colptr = (self.tensor(name) for name in _edge_arrays(edge_type))
         targets = torch.arange(len(colptr) - 1, device=rows.device)
-        # output_size is known here, so that the host need not ask the device for it.
+        # output_size is known here, so that the host need not wait for the device.
         columns = torch.repeat_interleave(targets, colptr.diff(), output_size=len(rows))
         return torch.stack((rows.to(torch.int64), columns))
 
@@ -307,7 +307,7 @@ def _pinned(nbytes: int) -> Tensor:
 
 
 def target_device(device: Any, alias: Any, *, local_rank: int) -> torch.device:
-    """Return the device batches go to: the one asked for, else this rank's CUDA device, else the CPU.
+    """Return the device batches go to: ``device``, else this rank's CUDA device, else the CPU.
 
     ``alias`` is ``pin_memory_device``, the name that GiGL gives the same argument.
     """

@@ -247,7 +247,7 @@ class GiglSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed.
         ``num_neighbors``, ``replace``, ``with_edge``, ``weight_attr``, ``disjoint``
             As for ``DistNeighborLoader``.
         ``seed``
-            Run seed. Random, and logged, when ``None``. :attr:`seed` tells it.
+            Run seed. Random, and logged, when ``None``. See :attr:`seed`.
         ``timeout``
             Seconds that a batch may take before ``TimeoutError``.
 
@@ -280,7 +280,7 @@ class GiglSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed.
         self._pid = os.getpid()
         self._of_nodes: dict[NodeType, SingleBatches] = {}
         self._of_links: dict[EdgeType, tuple[Any, SingleBatches]] = {}
-        """By type of the links, with the negative sampling that was asked for."""
+        """By type of the links, with the requested negative sampling."""
 
     def set_epoch(self, epoch: int) -> None:
         """Let batches have the draws of ``epoch``, from 0. Call it before ``iter(loader)``.

@@ -2,8 +2,8 @@
 
 In place of deferred features of a type, a frame has one array that says where they lie: ``node/T/position``,
 and ``edge/E/slot`` in the terms of a partitioned store (partition and place, see ``SLOT_BITS``). The receiver
-lays out the complete frame and asks the owners for the features. The result has the bytes of a frame that was
-written whole.
+lays out the complete frame and fetches the features from their owners. The result has the bytes of a frame
+that was written whole.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ class Completion:
     """Completes the frames of a plan that came with deferred features. Thread-safe where the source is."""
 
     def __init__(self, schema: GraphSchema, plan: BatchPlan, features: FeatureSource) -> None:
-        """``features`` answers in the terms of a partitioned store."""
+        """``features`` takes positions and slots as a partitioned store does."""
         self._schema = schema
         self._whole = plan.frame(schema)
         self._deferred = self._whole.with_deferred_features()

@@ -244,7 +244,7 @@ def _merged_array(edge_type: EdgeType, reverse: EdgeType) -> FrameArray:
 def _shared_columns(
     schema: GraphSchema, columns: ColumnPlan, pairs: Sequence[tuple[EdgeType, EdgeType]]
 ) -> dict[EdgeType, tuple[str, ...]]:
-    """Return the columns of edge types that their reverses have, too. Others cannot be told of all edges."""
+    """Return the columns that an edge type and its reverse both have: only they have a row for each edge."""
     shared = {}
     for pair in pairs:
         own, other = (

@@ -133,7 +133,7 @@ class LocalStore:
     def _outward_of(self, ask: NeighborRequest) -> _Outward:
         """Return the out-edges that lie in this partition of a graph of in-edges, by their source.
 
-        Made when they are first asked for: 8 bytes for each node of the source type, 8 to 16 for each edge.
+        Made at the first request: 8 bytes for each node of the source type, 8 to 16 for each edge.
         All stores of the graph share them, since a server has a store for each sampler.
         """
         lists = self._outward.get(ask.edge_type)

@@ -167,7 +167,7 @@ class NegativeDrawer:
         *,
         time_attr: str | None = None,
     ) -> None:
-        """``store`` answers which edges exist. It is needed where negatives are strict.
+        """``store`` says which edges exist. It is needed where negatives are strict.
 
         Nodes of types that have the time ``time_attr`` are drawn among nodes not later than the link.
         """

@@ -141,7 +141,7 @@ class _WholeGraph:
 
 
 class _Partitions:
-    """Pushes over partitions: in each round, owners are asked for the lists that all seeds need next."""
+    """Pushes over partitions: each round requests the lists that all seeds need next from their owners."""
 
     def __init__(
         self,

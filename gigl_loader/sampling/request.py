@@ -45,7 +45,7 @@ class InputColumn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchRequest:
-    """What is asked of a sampler. The same value from the schedule to the sampler, on every way between."""
+    """Request for one batch. One form from the schedule to the sampler, in process and on both wires."""
 
     epoch: int
     batch: int

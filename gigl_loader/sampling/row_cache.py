@@ -82,7 +82,7 @@ def hot_nodes(graph: Graph, parts: tuple[int, ...], nbytes: int) -> dict[NodeTyp
 
 
 def _share_to_sample(graph: Graph, parts: tuple[int, ...], rows: int) -> float:
-    """Return which share of this host's edges tells the ``rows`` nodes that are referred to most."""
+    """Return the share of this host's edges to sample to find the ``rows`` most referenced nodes."""
     num_edges = sum(
         len(graph.topology(edge_type, part)["indices"]) for edge_type in graph.schema.edges for part in parts
     )
@@ -174,7 +174,7 @@ class RowCache:
     ) -> int:
         """Fetch the rows most worth having into a new memory file and return its descriptor.
 
-        ``parts`` are the partitions on this host, ``stores`` answer for the others. ``nbytes`` bounds
+        ``parts`` are the partitions on this host, ``stores`` have the other ones. ``nbytes`` bounds
         the rows; the bitmaps of which nodes are cached come on top, 1.5 bits for each node elsewhere.
         """
         chosen = hot_nodes(graph, parts, nbytes)

@@ -1,7 +1,7 @@
 """Schedule of a run: the requests of every epoch, by rank, and draws of seeds by weight.
 
-Where seeds are drawn by weight, a request names epoch, batch and number of seeds; which seeds they are is
-decided where the batch is sampled, at that moment. The frame tells.
+Where seeds are drawn by weight, a request names epoch, batch and number of seeds; the seeds are
+decided where the batch is sampled, at that moment. The frame has their ids.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ WHOLE = Shard()
 
 
 class Schedule:
-    """Cuts an input into the batches of an epoch. Any batch of any epoch can be asked for.
+    """Cuts an input into the batches of an epoch. Any batch of any epoch can be requested.
 
     The order of an epoch depends only on the run seed, the epoch and the length of the input, and so is
     the same on every rank. It is cut into *steps* of one batch for each of W ranks: rank r's batch of

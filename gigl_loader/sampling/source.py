@@ -46,7 +46,7 @@ class SourceRequest:
     name: str
     """Of the loader, for messages and for storage servers."""
     num_workers: int
-    """Sampling processes, or the share of a storage server's threads. 0: a batch is made when asked for."""
+    """Sampling processes, or the share of a storage server's threads. 0: a batch is made when requested."""
     workers: WorkerOptions
     store: StoreOptions
     timeout_s: float
@@ -122,7 +122,7 @@ class BatchSource(Protocol):
         """End whatever makes the batches. Frames that were received stay valid. Closing twice is fine."""
 
     def stats(self) -> dict[str, Any]:
-        """Return counters since the start: ``batches``, ``bytes``, ``seconds_waiting`` and others.
+        """Return counters since the start: ``batches``, ``bytes``, ``seconds_waiting`` and more.
 
         Of ``cpu_seconds``, sampling threads spent ``cpu_sampling`` on drawing and ``cpu_gathering`` on
         writing frames, and the threads that call other hosts spent ``cpu_wire``. ``wire_bytes_in``,
@@ -131,7 +131,7 @@ class BatchSource(Protocol):
 
 
 class InlineSource:
-    """Samples in the caller's thread, when a batch is asked for."""
+    """Samples in the caller's thread, when a batch is requested."""
 
     def __init__(
         self,

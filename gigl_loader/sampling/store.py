@@ -93,7 +93,7 @@ class NeighborRequest:
     tree_times: Int64Array | None = None
     """Of every tree of the batch, by its number, where the rule is one of time: int64."""
     outward: bool = False
-    """In a graph whose lists hold in-edges, ask for the out-edges of the targets that lie in this partition.
+    """In a graph whose lists hold in-edges, request the out-edges of the targets that lie in this partition.
     Targets are any nodes of the edge type's source. All edges are taken: the fanout is -1."""
 
 
@@ -124,9 +124,9 @@ class Neighbors:
     positions: npt.NDArray[Any]
     """Of the neighbours [E], int32 or int64."""
     edge_ids: npt.NDArray[Any] | None
-    """[E], int32 or int64, where they were asked for."""
+    """[E], int32 or int64, where they were requested."""
     slots: Int64Array | None
-    """[E], places of the edges in the partition's adjacency order, where they were asked for."""
+    """[E], places of the edges in the partition's adjacency order, where they were requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -229,7 +229,7 @@ class NeighborStore(Protocol):
         """Draw neighbours: the same for the same request, always and everywhere.
 
         ``ValueError`` for a type or target that the partition does not have, ``FormatError`` for a
-        damaged graph or answer, ``StorageUnavailable`` where the partition's holder does not answer.
+        damaged graph or reply, ``StorageUnavailable`` where the partition's holder does not answer.
         """
 
     def induced(self, ask: InducedRequest) -> Neighbors:
