@@ -45,15 +45,15 @@ _INSTEAD = {
 }
 _SHARE_OF_PEERS = 0.4
 """Of the time that a loader waits, for each ask: so that a batch fails, naming the host, before the loader
-gives up, though it asks hop after hop, and the round before may have been slow, too."""
+gives up: it sends requests hop after hop, and an earlier round may have been slow, too."""
 
 
 class DistDataset(GraphQueries):
-    """A graph, of which this host holds all partitions, or some, and other hosts the others.
+    """A graph of which this host holds all partitions, or some, and other hosts hold the rest.
 
     Made by :meth:`open` (a directory that ``gigl-loader partition`` wrote) or :meth:`from_pyg` (an
     object in memory). Opening maps files and copies nothing, so sampling processes share its memory.
-    It is a context manager; leaving it early matters to other hosts, which may still ask this one.
+    It is a context manager; close it late where other hosts may still send requests to this one.
     """
 
     def __init__(self, graph: Graph, membership: HostGroup | None = None) -> None:
@@ -62,7 +62,7 @@ class DistDataset(GraphQueries):
         self._membership = membership
         self._closed = False
         if membership is not None:
-            weakref.finalize(self, _farewell, membership, os.getpid())
+            weakref.finalize(self, _close_on_collection, membership, os.getpid())
         self._stores: weakref.WeakSet[PartitionedStore] = weakref.WeakSet()
         """Of loaders that sample in this process, and of feature stores. They close theirs when they end."""
 
@@ -82,7 +82,7 @@ class DistDataset(GraphQueries):
         """Map the graph directory at ``path``, whatever its size.
 
         With all partitions here, that is all. Where some are missing, every rank of the process group must
-        call this, and local rank 0 of each host serves what its host holds to the others. Ranks open
+        call this, and local rank 0 of each host serves what its host holds to the other hosts. Ranks open
         several such graphs in the same order.
 
         ``partitions``
@@ -91,9 +91,9 @@ class DistDataset(GraphQueries):
             ``"HOST:PORT"`` of this host's service; data goes over the port after it. By default free
             ports of the address that this host uses towards the master.
         ``advertise``
-            Name or address by which others reach this host, where that is another.
+            Name or address by which other hosts reach this one, where it differs from ``listen``.
         ``credentials``
-            Token and certificate. By default a random token, told through the process group, and TLS with a
+            Token and certificate. By default a random token, sent through the process group, and TLS with a
             certificate made for the run, or plain text where all are on one machine.
         ``cache_size``
             Memory of this host for rows of nodes elsewhere, in bytes or as ``"1GB"``; 0 for none. Filled
@@ -120,13 +120,13 @@ class DistDataset(GraphQueries):
             cache_bytes = byte_count("cache_size", cache_size, minimum=0)
             graph = open_partitions(path, partitions, verify=_share_of_verifying(verify, group))
             if graph.is_whole:
-                _tell_of_whole(group, graph)
+                _publish_whole(group, graph)
                 return cls(graph)
             if group is None:
                 raise ValueError(_alone_with(graph))
         except Exception as error:
             if group is not None:
-                _excuse(group, error)
+                _publish_failure(group, error)
             raise
         from gigl_loader.hosts.host_group import HostGroup  # gRPC and Arrow, which only peers need.
 
@@ -302,11 +302,11 @@ class DistDataset(GraphQueries):
     def open_source(self, request: SourceRequest) -> BatchSource:
         """Return where the batches come from: sampling processes, or inline without workers.
 
-        The processes of one rank of this host start after those of another. Where other hosts hold
-        partitions, each ask of one is tried for 40 % of the time that the loader waits. A batch asks once
-        for each hop and once for columns, and fails with ``StorageUnavailable`` in the first of these
-        rounds that a host does not answer: before the loader gives up, unless the rounds before that took
-        more than 60 % of its time.
+        The ranks of this host start their processes one after the other. Where other hosts hold partitions,
+        a request to one is tried for 40 % of the time that the loader waits. A batch sends requests once for
+        each hop and once for columns, and fails with ``StorageUnavailable`` in the first of these rounds that
+        a host does not answer: before the loader gives up, unless earlier rounds took more than 60 % of its
+        time.
         """
         self._check_open()
         request.plan.sampler.check_here()
@@ -319,7 +319,7 @@ class DistDataset(GraphQueries):
         )
 
     def peer_stats(self, *, timeout: float = 10.0) -> dict[int, dict[str, Any]]:
-        """Return what each host's service has done for others since it started, by host index.
+        """Return the counters of each host's service since it started, by host index.
 
         Seconds of CPU, calls and bytes; nothing where this host holds the whole graph.
         """
@@ -329,10 +329,10 @@ class DistDataset(GraphQueries):
         """End what serves other hosts, once all ranks have closed the dataset, too, or the timeout is over.
 
         While an exception is under way, it does not wait. Close loaders first. Closing twice is fine, and
-        needless where this host holds the whole graph. A dataset that nobody closes is closed like this
+        needless where this host holds the whole graph. A dataset that was not closed is closed like this
         when it is collected, or when the script ends.
         """
-        # Also in a `finally`: others must hear of the exception, not of us waiting for them.
+        # Also in a `finally`: other ranks must receive the exception, not wait for this one.
         self._leave(wait=sys.exc_info()[0] is None)
 
     def __enter__(self) -> Self:
@@ -407,22 +407,22 @@ def _in_memory(folder: Folder) -> DistDataset:
     return DistDataset(Graph.open(folder))
 
 
-def _farewell(membership: HostGroup, owner: int) -> None:
-    """Leave in the place of a user who did not close the dataset: at the latest when the script ends."""
+def _close_on_collection(membership: HostGroup, owner: int) -> None:
+    """Leave where the user did not close the dataset: at the latest when the script ends."""
     if os.getpid() == owner:
-        # Python sets this when an exception ends the script. Then nobody is waited for.
+        # Python sets this when an exception ends the script. Then no rank is waited for.
         membership.close(wait=not hasattr(sys, "last_type"))
 
 
-def _excuse(group: RankGroup, error: Exception) -> None:
-    """Tell all ranks that this one will not join them, and why."""
+def _publish_failure(group: RankGroup, error: Exception) -> None:
+    """Publish that this rank will not join, and why."""
     with suppress(ConnectionError):
         announce_host(group)
         excuse(group, error)
 
 
-def _tell_of_whole(group: RankGroup | None, graph: Graph) -> None:
-    """Let ranks that have only parts of this graph know that this one has no need of them."""
+def _publish_whole(group: RankGroup | None, graph: Graph) -> None:
+    """Publish to ranks that have parts of this graph that this rank has all of it."""
     if group is not None:
         with suppress(ConnectionError):
             announce_host(group)

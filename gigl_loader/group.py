@@ -25,9 +25,9 @@ _PREFIX = "gigl"
 _FREE = "free"
 _MISSED_S = 1.0
 _PATIENCE_S = 60.0
-"""For one answer of the store. It takes milliseconds, and longer than this only where its holder hangs."""
+"""Timeout of one call to the store. A call takes milliseconds, unless the holder of the store hangs."""
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.001, 0.05
-"""A wait asks the store again after a pause that doubles up to this: 64 ranks then ask 1,280 times a second.
+"""A wait polls the store with a pause that doubles up to this: 64 ranks then make 1,280 calls a second.
 
 Not the store's own ``wait``: it holds the connection that other threads of the process use, too.
 """
@@ -114,7 +114,7 @@ class RankGroup:
         return [found[rank] for rank in wanted]
 
     def first(self, key: str, value: str) -> str:
-        """Return the value of the rank that asked first: ``value`` where that is this one."""
+        """Return the value of the rank that called first: ``value`` where that is this one."""
         return self.replace(key, "", value)
 
     def replace(self, key: str, expected: str, value: str) -> str:
@@ -126,7 +126,7 @@ class RankGroup:
         return there.decode()
 
     def turn(self, key: str) -> int:
-        """Return how often this rank has asked for this key: 1, 2, 3, ..."""
+        """Return how often this rank has called this with ``key``: 1, 2, 3, ..."""
         return self._ask(lambda: int(self._store.add(self._of(f"turn/{key}", self.rank), 1)))
 
     def turns(self, key: str) -> int:
@@ -168,7 +168,7 @@ class RankLock:
         self._group = group
         self._key = key
         self._abandoned = abandoned
-        # The last part tells several of one rank apart, which threads want at once.
+        # The last part distinguishes the threads of one rank that want the lock at once.
         self._me = f"{group.rank} {os.getpid()} {secrets.token_hex(4)}"
         self._there = ""
         self.note = ""
@@ -184,7 +184,7 @@ class RankLock:
         return int(self._there.split()[1])
 
     def take(self) -> bool:
-        """Try to take it, from nobody or from a holder that is dead. Return whether it is ours."""
+        """Try to take the lock, which is free where its holder is dead. Return whether it is ours."""
         expected = self._there if self._is_vacant() else ""
         self._there = self._group.replace(self._key, expected, self._me)
         taken = self._there == self._me
@@ -193,7 +193,7 @@ class RankLock:
         return taken
 
     def give_back(self, note: str = "") -> None:
-        """Let others take it, and tell the next of them something."""
+        """Release the lock; leave a note for the next holder."""
         self._group.replace(self._key, self._me, f"{_FREE} {note}")
 
     def _is_vacant(self) -> bool:

@@ -52,8 +52,8 @@ class GiglDataModule(LightningDataModule):
     Loaders are built when Lightning asks for them, in the process that uses them, and shut down in
     ``teardown`` and after an exception. Under several ranks each gets its share of the input.
 
-    **Checkpoints** hold the state of the loader for training, whoever saves them and at any place of an
-    epoch. ``fit(ckpt_path=...)`` goes on with the very next batch, with any number of workers; epoch n of the
+    **Checkpoints** hold the state of the loader for training, at any place of an epoch and whatever saves
+    them. ``fit(ckpt_path=...)`` goes on with the very next batch, with any number of workers; epoch n of the
     training is epoch n of the loader. A loader of other inputs or options, or for another number of ranks, is
     refused with the difference. Epoch n of the training is validated by epoch n of the loader for validation.
 
@@ -91,7 +91,7 @@ class GiglDataModule(LightningDataModule):
         self._dataset_source = dataset
         self._dataset: Dataset | None = None
         self._loaders: dict[str, BaseDistLoader] = {}
-        """By stage, those that were shut down included: their state may still be saved."""
+        """By stage, with loaders that were shut down: their state may still be saved."""
         self._states: dict[str, Any] = {}
         """Of a checkpoint, by stage, for loaders that are not built yet."""
         self._epochs = _Epochs(self)
@@ -123,7 +123,7 @@ class GiglDataModule(LightningDataModule):
         return self._build(_TRAIN)
 
     def val_dataloader(self) -> Any:
-        # Not asked for without ``val``, but by a module that was pickled on its way to a rank.
+        # Not called without ``val``, except of a module that was pickled on its way to a rank.
         return self._build(_VAL) if _VAL in self._stages else []
 
     def test_dataloader(self) -> BaseDistLoader:

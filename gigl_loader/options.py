@@ -1,6 +1,6 @@
 """Options of sampling processes and of the graph store: frozen values that are checked when they are made.
 
-None of them changes a batch.
+They never change a batch.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ START_METHODS = ("spawn", "forkserver", "fork")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """How sampling processes beside the trainer are run. None of it changes a batch."""
+    """Options of the sampling processes of a loader. They never change a batch."""
 
     num_workers: int = 1
     """Sampling processes. One saturates about one core."""
@@ -102,7 +102,7 @@ MAX_TEXT_ID = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOptions:
-    """How a graph store is asked for batches. None of it changes a batch; beside it, none has a meaning."""
+    """Options of a graph store's loaders. They never change a batch, and are refused elsewhere."""
 
     prefetch_size: int | None = None
     """Batches in flight per storage server."""
@@ -123,7 +123,7 @@ class StoreOptions:
             whole_number("max_concurrent_producer_inits", self.max_producer_inits, minimum=1)
 
     def given(self) -> dict[str, Any]:
-        """Return those that were given, by the names that loaders have for them."""
+        """Return the options that were given, by the names that loaders have for them."""
         named = {
             "prefetch_size": self.prefetch_size,
             "worker_key": self.worker_key,

@@ -97,7 +97,7 @@ class FreshProcess:
 def keep_freed_memory() -> None:
     """Have this process keep freed memory as children of ours do, unless its environment tunes glibc itself.
 
-    For those that we did not start: a trainer that receives batches, a server that a person started.
+    For processes that this one did not start: a trainer that receives batches, a server started by hand.
     No effect where there is no glibc.
     """
     if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):

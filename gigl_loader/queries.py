@@ -1,4 +1,4 @@
-"""Queries about a graph that every kind of dataset answers in the same way."""
+"""Queries of a graph, the same for every kind of dataset."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ABLPInput(NamedTuple):
 
 
 class GraphQueries:
-    """Sizes, types, splits and nodes of a graph, whoever holds it."""
+    """Sizes, types, splits and nodes of a graph, wherever it lies."""
 
     @property
     def schema(self) -> GraphSchema:
@@ -94,7 +94,7 @@ class GraphQueries:
     def all_edges(self, edge_type: EdgeType, split: str | None = None) -> tuple[Int64Array, Int64Array]:
         """Return the positions of sources and destinations of edges of a type, by ascending edge id.
 
-        All edges that batches can have, or those of a split, held out or not. Both int64 [E]: 16 bytes an
+        All edges that batches can have, or the edges of a split, held out or not. Both int64 [E]: 16 bytes an
         edge. ``ValueError`` lists the splits.
         """
         if split is None:
@@ -136,7 +136,7 @@ class GraphQueries:
     ) -> dict[int, torch.Tensor]:
         """Return node ids by the rank of the server that holds them, with an entry for every server.
 
-        The ids, int64 [N] and ascending, are those of ``split``, or of all nodes of the type. A loader takes
+        The ids, int64 [N] and ascending, are the nodes of ``split``, or all nodes of the type. A loader takes
         the whole mapping as ``input_nodes``, with ``sharding="none"`` where it is one rank's share. Where
         there is no graph store, all ids are under 0.
 
@@ -167,8 +167,8 @@ class GraphQueries:
     ) -> dict[int, ABLPInput]:
         """Return anchors with all of their labels, by the rank of the server that holds the anchors.
 
-        For those who sample by themselves: ``DistABLPLoader`` looks labels up batch by batch. Anchors are
-        those that :meth:`fetch_node_ids` returns for ``split``, ``rank``, ``world_size`` and ``balance``.
+        For samplers of your own: ``DistABLPLoader`` looks labels up batch by batch. Anchors are the nodes
+        that :meth:`fetch_node_ids` returns for ``split``, ``rank``, ``world_size`` and ``balance``.
 
         ``anchor_node_type``
             May be left out where there is one type only, or a supervision type is given.
@@ -231,7 +231,7 @@ class GraphQueries:
         from gigl_loader.pyg.graph_store import GiglGraphStore
 
         self._check_usable()
-        dataset: Any = self  # Its subclasses have all that loaders and stores ask for.
+        dataset: Any = self  # Its subclasses have all members of ``Dataset``.
         return GiglFeatureStore(dataset), GiglGraphStore(dataset)
 
     @property

@@ -22,7 +22,7 @@ _UNKNOWN_MEMORY = 4 << 30
 _MAX_FILES = 1 << 16
 _STACK_BYTES = 2 << 20  # Of a thread where RLIMIT_STACK is unlimited (glibc, x86-64).
 _LIBRARY_BYTES = 1200 << 20  # NumPy, pyarrow and gRPC: 1.16 GB (pyarrow 26, gRPC 1.85).
-_LIBRARY_DATA_BYTES = 200 << 20  # Of the same, beside stacks: 130 MB.
+_LIBRARY_DATA_BYTES = 200 << 20  # Measured without stacks: 130 MB.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Needs:
     map_bytes: int = 0
     """Files that it maps."""
     memory_bytes: int = 0
-    """Memory that it fills at most, beside what libraries take."""
+    """Memory that it fills at most, without what libraries take."""
     memory_option: str = ""
     """The option that sets ``memory_bytes``."""
 

@@ -1,7 +1,7 @@
 """JSON from files, peers and callers: one document, bounded in bytes, read by strict rules.
 
 RFC 8259 leaves open what a reader does with repeated names, huge numbers and lone surrogates, and Python's
-reader takes ``NaN`` and ``Infinity`` besides. Here each of these is refused: a value that was read fits the
+reader also takes ``NaN`` and ``Infinity``. Here each of these is refused: a value that was read fits the
 types of the formats (64-bit integers, finite floats, encodable text).
 """
 

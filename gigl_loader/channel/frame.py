@@ -15,7 +15,7 @@ Arrays::
 
 T is a node type, E three parts joined by ``+`` (source, relation, destination), all percent-encoded,
 as are column names. In place of ``seeds``, a batch of links has I32 local indices: ``src`` and ``dst`` [B] of
-their ends, ``neg_src`` and ``neg_dst`` [J] of those of negatives.
+their ends, ``neg_src`` and ``neg_dst`` [J] of the ends of negatives.
 
 Metadata, JSON in strings: ``epoch``, ``batch``, ``seed_type`` (T), ``num_sampled_nodes`` and
 ``num_sampled_edges`` (numbers per hop, by T and by E; one number for each E where subgraphs are not
@@ -99,7 +99,7 @@ class Frame:
 
     @property
     def counters(self) -> dict[str, int]:
-        """Numbers that the sampler tells of the batch, by name."""
+        """Numbers that the sampler counted for the batch, by name."""
         counters: dict[str, int] = json.loads(self.layout.metadata.get("counters", "{}"))
         return counters
 

@@ -29,22 +29,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gigl_loader.arrays import Bytes
-from gigl_loader.memfile import create_memory, map_memory
+from gigl_loader.memfile import map_memory
 from gigl_loader.native import lease_slots
 from gigl_loader.resources import naming_channel
-
-__all__ = [
-    "Doing",
-    "Ring",
-    "RingLayout",
-    "SlotPool",
-    "State",
-    "create_memory",
-    "map_memory",
-    "private_slots",
-    "slot_bytes_of",
-    "slot_of",
-]
 
 
 class SlotPool:
@@ -254,7 +241,7 @@ class Ring:
     def note(
         self, state: State, *, epoch: int = 0, batch: int = 0, since_ns: int | None = None, others: int = 0
     ) -> None:
-        """Note the oldest ``batch``, since when it runs (monotonic), and the number of ``others``."""
+        """Note the oldest ``batch``, since when it runs (monotonic), and the number of other batches."""
         since = time.monotonic_ns() if since_ns is None else since_ns
         self._words[8:13] = state, epoch, batch, since, others
 

@@ -30,7 +30,7 @@ class GltStore:
     The draws are GLT's own: they come from its generators and not from the address of a draw, so that the
     same request draws other neighbours the next time. A list that is longer than the fanout is drawn from
     with replacement; edges that come twice are left out, so that such a target may get fewer neighbours.
-    Lists that are no longer than the fanout, and those asked for with -1, come whole.
+    Lists no longer than the fanout come whole, and all lists with fanout -1.
 
     Features, edge tests, induced edges, label sets and out-edges of a graph of in-edges are read where the
     graph lies.
@@ -93,7 +93,7 @@ class GltStore:
         return glt.sampler.NeighborSampler(graph, device=torch.device("cpu"), with_edge=True)
 
     def _rows(self, ask: NeighborRequest) -> Int64Array:
-        """Return the targets as rows of this partition. GLT takes others for nodes without neighbours."""
+        """Return the targets as rows of this partition. To GLT, other targets have no neighbours."""
         low, high = self._graph.bounds(self._graph.schema.target_type(ask.edge_type))[
             self._part : self._part + 2
         ]
@@ -133,7 +133,7 @@ def _options(rule: DrawRule) -> str:
 
 
 def distinct_edges(slots: Int64Array, counts: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Drop the slots that a target has a second time; return the others, by target and slot."""
+    """Drop the slots that a target has a second time; return the remaining slots, by target and slot."""
     targets = np.repeat(np.arange(len(counts)), counts)
     order = np.lexsort((slots, targets))
     slots, targets = slots[order], targets[order]

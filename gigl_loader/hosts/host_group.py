@@ -75,7 +75,7 @@ class HostGroup:
 
         Local rank 0 then fetches up to ``cache_bytes`` of rows into a cache for all ranks of the host.
 
-        Either every rank returns or every rank raises: in the last step, each rank waits for all others.
+        Either every rank returns or every rank raises: in the last step, each rank waits for all other ranks.
         """
         timeout = meeting.timeout
         service = cache = None

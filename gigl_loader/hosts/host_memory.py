@@ -1,4 +1,4 @@
-"""Graph in memory that the ranks of a host share: one of them builds it, the others map its memory."""
+"""Graph in memory that the ranks of a host share: one rank builds it, the other ranks map its memory."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class Peers:
         return Replicas(holders, self.caller, timeout_s=timeout_s, contact=Contact.ESTABLISHED)
 
     def open_store(self, graph: Graph, *, timeout_s: float, concurrency: int = 1) -> PartitionedStore:
-        """Return a store of all partitions: local for those that ``graph`` has opened, remote for the rest.
+        """Return a store of all partitions: local where ``graph`` has opened the partition, else remote.
 
         A request to a peer is retried for ``timeout_s`` seconds in total before the peer counts as gone.
         """

@@ -50,7 +50,7 @@ class DistABLPLoader(BaseDistLoader):
       comes twice stays twice; an anchor without labels has no pair. With ``as_dict``, a dict of anchor to
       its labels [P of the anchor], with an entry for every anchor.
     - ``y_negative``: the same for hard negatives, where the graph has a label set with negatives.
-    - ``random_negative_index``: int64 [r], local nodes of the labels' type, where they were asked for.
+    - ``random_negative_index``: int64 [r], local nodes of the labels' type, with ``num_random_negatives``.
 
     Where a list of several supervision types was given, each is a dict by type. Names are GiGL's.
     """
@@ -200,7 +200,7 @@ class DistABLPLoader(BaseDistLoader):
         return dict(enumerate(torch.split(labels, counts.tolist())))
 
     def _supervision_types(self) -> tuple[list[EdgeType], bool]:
-        """Return the supervision types, ascending, and whether several were asked for."""
+        """Return the supervision types, ascending, and whether a list was given."""
         given = self._supervision
         several = isinstance(given, Sequence) and not isinstance(given, (str, tuple))
         listed: Any = given if several else [given]

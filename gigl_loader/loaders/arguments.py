@@ -37,9 +37,9 @@ _Kind = TypeVar("_Kind", NodeType, EdgeType)
 def read_columns(schema: GraphSchema, node_columns: Any, edge_columns: Any) -> ColumnPlan:
     """Return the columns that a user chose. ``None`` stands for all.
 
-    A list is for all types, each of which has those of its columns; a mapping is by type, and types that it
-    leaves out keep all. ``ValueError`` and ``TypeError`` name what is not in the graph, and a column that an
-    attribute of batches would hide.
+    A list applies to all types, each of which keeps the listed columns that it has; a mapping is by type,
+    and types that it leaves out keep all. ``ValueError`` and ``TypeError`` name what is not in the graph,
+    and a column that an attribute of batches would hide.
     """
     columns = ColumnPlan(
         nodes=_chosen("node_columns", node_columns, {k: v.columns for k, v in schema.nodes.items()}),
@@ -150,9 +150,9 @@ class LoaderOptions(TypedDict, total=False):
     """Dtype of quantised columns in batches: float32 (the default), float16, bfloat16 or float64. Values are
     computed on the device, as float32, and converted."""
     process_start_gap_seconds: float | None
-    """Seconds between the starts of local ranks. ``None``: each starts its sampling processes when those of
-    another are up. No effect with one rank on a host. Graph store: seconds between the starts of ranks that
-    create producers, where their number at the same time is limited."""
+    """Seconds between the starts of local ranks. ``None``: each starts its sampling processes when the
+    processes of another are up. No effect with one rank on a host. Graph store: seconds between the starts
+    of ranks that create producers, where their number at the same time is limited."""
     multiprocessing_context: str
     """``"spawn"`` (the default: fresh interpreters without torch), ``"forkserver"`` or ``"fork"``."""
     timeout: float
@@ -329,7 +329,7 @@ class FixedArguments:
 
     name: str
     _arguments: ClassVar[frozenset[str]] = frozenset()
-    """Names of the arguments of the constructor, and of those of its bases."""
+    """Names of the arguments of the constructors of the class and its bases."""
     _settled: ClassVar[frozenset[str]] = frozenset()
     """Attributes that follow from the arguments."""
     _is_built = False
@@ -398,7 +398,7 @@ def whole_epoch(value: Any) -> int:
 
 
 def sharding(value: Any, *, many_ranks: bool) -> str:
-    """Return how ranks share the input: by batches where there are several, unless told otherwise."""
+    """Return how ranks share the input: ``value``, or by default batches where there are several."""
     if value is None:
         return "batches" if many_ranks else "none"
     if value not in ("batches", "none"):

@@ -68,7 +68,7 @@ class BaseDistLoader(FixedArguments):
         class MyLoader(BaseDistLoader):
             def __init__(self, dataset, fanouts, **options):
                 self.fanouts = fanouts
-                super().__init__(dataset, **options)      # checks the options, then asks for:
+                super().__init__(dataset, **options)      # checks the options, then calls:
 
             def seed_nodes(self):                         # 1. the input
                 return read_seed_nodes(self.dataset, "train")
@@ -158,7 +158,7 @@ class BaseDistLoader(FixedArguments):
 
     @staticmethod
     def resolve_runtime(timeout: float = 300.0) -> Topology:
-        """Return where this process stands among the trainers, asked for at most ``timeout`` seconds."""
+        """Return where this process stands among the trainers. Waits at most ``timeout`` seconds."""
         return Topology.detect(timeout=timeout)
 
     def __len__(self) -> int:
@@ -239,7 +239,7 @@ class BaseDistLoader(FixedArguments):
     def state_dict(self) -> dict[str, Any]:
         """Return where the latest iterator stands, as plain values (JSON will do).
 
-        Counts the batches that were handed out, not those sampled ahead. A loader of the same inputs
+        Counts the batches that were handed out, not batches sampled ahead. A loader of the same inputs
         and options that loads it, with any number of workers, goes on with the very next batch.
         """
         return state_of(self._epochs.current, run_seed=self.seed, made_with=self._made_with)
@@ -249,7 +249,7 @@ class BaseDistLoader(FixedArguments):
 
         ``ValueError`` says what differs when the state is of other inputs or options, or of a version of
         this library that would go on with other batches (another draw specification). A random run
-        seed gives way to the state's; a seed that was asked for must be the same.
+        seed gives way to the state's; a seed that was given must be the same.
         """
         self._check_usable()
         self._follow_group(None)
@@ -267,7 +267,7 @@ class BaseDistLoader(FixedArguments):
         self._epochs.resume(progress)
 
     def stats(self) -> dict[str, Any]:
-        """Return counters since construction: batches, seconds by kind, and those of the source.
+        """Return counters since construction: batches, seconds by kind, and the counters of the source.
 
         ``seconds_waiting`` for batches, ``seconds_copying`` to the device, ``seconds_collating``, and
         ``seconds_transforming`` in the user's ``transform``.
@@ -307,7 +307,7 @@ class BaseDistLoader(FixedArguments):
     # Inside
 
     def _input_of(self, nodes: Any) -> LoaderInput:
-        """Return what a user asks to be sampled by itself."""
+        """Return the entries that a user passes to ``sample``."""
         return read_seed_nodes(self.dataset, (str(self._seeds.kind), nodes))
 
     def _take(self, placement: Placement) -> None:
@@ -320,7 +320,7 @@ class BaseDistLoader(FixedArguments):
         vars(self).update(attributes)
 
     def _transfer(self) -> Transfer:
-        """Return the way of frames to the device asked for, or to that of this local rank."""
+        """Return the transfer to the device of the options, by default that of this local rank."""
         options = self._options
         device = target_device(options.device, options.pin_memory_device, local_rank=self.topology.local_rank)
         self._set(device=device)
@@ -363,7 +363,7 @@ class BaseDistLoader(FixedArguments):
         self._epochs.latest = None
         with self._placement.telling_failures():
             self._pipeline.transfer = self._transfer()
-            # A loaded state says which run this is; ranks that loaded another one are told apart later.
+            # The seed is that of the loaded state; ``begin`` finds a rank that loaded another one.
             is_free = self._random_seed and resumed is None
             self._plan(self._placement.run_seed(None, random=self.seed) if is_free else self.seed)
             self._made_with = {**self._made_with, "sharding": str(self._placement.shard)}

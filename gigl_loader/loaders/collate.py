@@ -1,7 +1,7 @@
 """Collation: a PyG batch from the tensors of a frame.
 
 Tensors are put under their names, and not touched but for the edges of bidirectional batches. The names of a
-run are worked out once, so that a batch costs some microseconds per array besides the expansion of
+run are worked out once, so that a batch costs some microseconds per array and the expansion of
 ``edge_index``.
 """
 
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch_geometric.data import Data, HeteroData
 
+from gigl_loader.sampling.khop import reversed_edge_types
 from gigl_loader.sampling.request import SEED_TIME
 
 if TYPE_CHECKING:
@@ -30,26 +31,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.plan import BatchPlan, SamplerArguments
 
 logger = logging.getLogger(__name__)
-
-
-def reversed_edge_types(edge_types: Iterable[EdgeType]) -> dict[EdgeType, EdgeType]:
-    """Return the type of each edge type's messages when they flow from destination to source.
-
-    ``(a, r, b)`` becomes ``(b, rev_r, a)``, PyG's name for it; where the graph has both, they change
-    places. No two types become one.
-    """
-    result: dict[EdgeType, EdgeType] = {}
-    known = set(edge_types)
-    # Shortest first: a reverse is longer than what it reverses, so each finds its partner still free.
-    for edge_type in sorted(known, key=lambda kind: (len(kind[1]), kind)):
-        if edge_type in result:
-            continue
-        source, relation, destination = edge_type
-        reverse = (destination, f"rev_{relation}", source)
-        result[edge_type] = reverse
-        if reverse in known and reverse not in result:
-            result[reverse] = edge_type
-    return result
 
 
 class Collator:
@@ -78,8 +59,8 @@ class Collator:
 
     @classmethod
     def of(cls, schema: GraphSchema, plan: BatchPlan, asked: SamplerArguments) -> Collator:
-        """Return the collator of a plan's batches. ``asked`` has the hops that the user asked for."""
-        # The plan of a graph without edges has no hops, while the user may have asked for some.
+        """Return the collator of a plan's batches. ``asked``: arguments of the user."""
+        # The plan of a graph without edges has no hops, while the user may have passed some.
         fanouts = asked.num_neighbors
         num_hops = None if fanouts is None or isinstance(fanouts, Mapping) else len(fanouts)
         frame = plan.frame(schema)
@@ -249,7 +230,7 @@ _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: t
 def _both_directions(own: dict[str, Any], reverse: dict[str, Any], places: Tensor) -> dict[str, Any]:
     """Return the attributes of some of a type's edges and of its reverse's, which are turned round.
 
-    ``places``: int32 [E], in the edges of the type, followed by those of its reverse. The host knows all
+    ``places``: int32 [E], in the edges of the type, followed by the edges of its reverse. The host knows all
     sizes, so it does not wait for the device.
     """
     merged = {
@@ -279,6 +260,6 @@ def _message_types(schema: GraphSchema) -> Mapping[EdgeType, EdgeType]:
 
 
 def _padded(counts: Iterable[int], length: int) -> list[int]:
-    # A graph without any edge type has no hops of its own, while the user asked for some.
+    # A graph without any edge type has no hops of its own, while the user passed some.
     padded = list(counts)
     return padded + [0] * (length - len(padded))

@@ -447,7 +447,7 @@ def _check_told(told: Mapping[int, str]) -> None:
 def _common_state(told: list[dict[str, Any]], loader: BaseDistLoader) -> dict[str, Any]:
     """Return the state of the loader at which all ranks begin."""
     states = [each["state"] for each in told if each["state"] is not None]
-    # A rank that was killed before its first manifest belongs to the run of the others.
+    # A rank that was killed before its first manifest belongs to the run of the other ranks.
     state = states[0] if states else loader.state_dict()
     runs = {(each["run_seed"], each["epoch"]) for each in states}
     if len(runs) > 1:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class NodeDirectory(Protocol):
-    """What can be asked of a dataset about its nodes."""
+    """Queries of a dataset about its nodes."""
 
     @property
     def schema(self) -> GraphSchema: ...
@@ -42,7 +42,7 @@ class NodeDirectory(Protocol):
 
 
 class LoaderInput(Protocol):
-    """The input of a loader: what an epoch goes through. A frozen value."""
+    """The input of a loader: the entries of an epoch. A frozen value."""
 
     @property
     def kind(self) -> NodeType | EdgeType:
@@ -50,14 +50,14 @@ class LoaderInput(Protocol):
 
     @property
     def columns(self) -> Mapping[str, Array]:
-        """The columns of a request, [N] each: those that the plan lists."""
+        """The columns that the plan lists, [N] each, by name."""
 
     @property
     def places(self) -> Int64Array | None:
         """Where each entry stands in the user's input; ``None`` when that is its index here."""
 
     def described(self, directory: NodeDirectory) -> dict[str, Any]:
-        """Return, as plain values, what tells this input from others. Equal for every partitioning."""
+        """Return size and digest of the input as plain values. Equal for every partitioning."""
 
     def with_times(self, times: Int64Array) -> LoaderInput:
         """Return the input with a time for each entry, int64 [N]."""
@@ -94,7 +94,7 @@ class SeedNodes:
         return {SEED: self.positions, **({} if self.times is None else {TIME: self.times})}
 
     def described(self, directory: NodeDirectory) -> dict[str, Any]:
-        """Return, as plain values, what tells this input from others."""
+        """Return size and digest of the input as plain values."""
         ids = directory.node_ids(self.node_type, self.positions) if self.ids is None else self.ids
         digest = hashlib.blake2b(np.ascontiguousarray(ids, dtype="<i8").data, digest_size=16)
         if self.places is not None:
@@ -223,7 +223,7 @@ InputLinks: TypeAlias = "torch.Tensor | str | EdgeType | tuple[EdgeType, torch.T
 
 
 class LinkDirectory(NodeDirectory, Protocol):
-    """What can be asked of a dataset about its edges, besides its nodes."""
+    """Queries of a dataset about its nodes and edges."""
 
     def all_edges(self, edge_type: EdgeType, split: str | None = None) -> tuple[Int64Array, Int64Array]: ...
 
@@ -258,7 +258,7 @@ class SeedLinks:
         return {"src": self.src, "dst": self.dst, **times}
 
     def described(self, directory: NodeDirectory) -> dict[str, Any]:
-        """Return, as plain values, what tells this input from others."""
+        """Return size and digest of the input as plain values."""
         digest = hashlib.blake2b(digest_size=16)
         for row, (node_type, positions) in enumerate(
             ((self.edge_type[0], self.src), (self.edge_type[2], self.dst))
@@ -335,7 +335,7 @@ def _is_edge_type(value: Any) -> bool:
 
 
 def known_edge_type(known: Collection[EdgeType], value: Any, what: str) -> EdgeType:
-    """Return an edge type that a user named. ``TypeError`` and ``ValueError`` list those that there are."""
+    """Return an edge type that a user named. ``TypeError`` and ``ValueError`` list the known types."""
     if not _is_edge_type(value):
         raise TypeError(f"{what} must be (source, relation, destination), got {value!r:.200}")
     edge_type: EdgeType = value

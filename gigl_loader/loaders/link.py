@@ -56,7 +56,7 @@ class LinkLabels:
         return cls(labels, times)
 
     def attach(self, batch: Data | HeteroData, tensors: FrameTensors, plan: LinkPlan) -> Any:
-        """Return ``batch`` with what it tells of its links."""
+        """Return ``batch`` with the attributes of its links."""
         indices = {
             name: tensors.tensor(name).to(torch.int64)
             for name in ("src", "dst", "neg_src", "neg_dst")
@@ -226,7 +226,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
     """K-hop neighbourhoods of the ends of links, as PyG ``Data`` or ``HeteroData``. Names are PyG's.
 
     Batches have the nodes, edges and columns of :class:`DistNeighborLoader`, around the distinct ends of M
-    links and their negatives, and besides:
+    links and their negatives, and also:
 
     - without negatives: ``edge_label_index`` (int64 [2, M], local nodes, row 0 = source) and, where labels
       were given, ``edge_label`` [M];
@@ -236,7 +236,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
     - ``input_id`` [M]: place of each link in the input; ``edge_label_time`` where times were given.
 
     In a heterogeneous batch, ``edge_label_index``, ``edge_label``, ``edge_label_time`` and ``input_id`` are
-    those of the links' edge type, ``src_index`` of its source type, the others of its destination type.
+    attributes of the links' edge type, ``src_index`` of its source type, ``dst_...`` of its destination type.
     ``stats()`` has ``negatives_not_strict`` and ``negatives_too_late``.
     """
 
@@ -366,7 +366,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
             self._labels = of_input
 
     def stats(self) -> dict[str, Any]:
-        """Return the counters of every loader, and those of negatives in the batches made so far.
+        """Return the counters of every loader, and counters of negatives in the batches made so far.
 
         ``negatives_not_strict`` are edges though they should be none, ``negatives_too_late`` have an end that
         is later than their link.
@@ -380,7 +380,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
         return self._links_of((self._seeds.kind, value))
 
     def _excluded(self, edge_type: EdgeType) -> tuple[tuple[EdgeType, ...], tuple[EdgeType, ...]]:
-        """Return the types of edges that are removed: those of links, and those of their reverses."""
+        """Return the edge types that are removed: the type of the links, and its reverse."""
         reverses = self._reverse_edge_types
         if reverses is not None and not isinstance(reverses, Mapping):
             raise TypeError(

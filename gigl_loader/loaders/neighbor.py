@@ -18,7 +18,7 @@ from gigl_loader.loaders.collate import Collator
 from gigl_loader.loaders.inputs import SeedNodes, read_seed_nodes, timed_seeds
 from gigl_loader.sampling.khop import SUBGRAPH_TYPES
 from gigl_loader.sampling.plan import BatchPlan, SamplerArguments, SamplerOptions
-from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions, LaborSamplerOptions
+from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions
 from gigl_loader.sampling.plans.ppr import PPRPlan, reached_types
 from gigl_loader.sampling.plans.walks import WalkPlan, step_types
 from gigl_loader.sampling.ppr_sampler import ppr_arrays
@@ -92,14 +92,12 @@ def khop_arguments(arguments: SamplerArguments, options: Any, what: str) -> Samp
 
     ``ValueError`` for options of a sampler that only nodes are sampled by.
     """
-    if isinstance(check_sampler_options(options), LaborSamplerOptions):
-        return replace(arguments, labor=True)
-    if not isinstance(options, KHopNeighborSamplerOptions):
+    if not isinstance(check_sampler_options(options), KHopNeighborSamplerOptions):
         raise ValueError(
             f"{options!r} samples around nodes: {what} need KHopNeighborSamplerOptions() or "
             "LaborSamplerOptions()"
         )
-    return arguments
+    return replace(arguments, draw=options.draw)
 
 
 def attach_ppr(

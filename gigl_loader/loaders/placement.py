@@ -1,8 +1,8 @@
-"""Place of one loader among the ranks: its process group, how the group shares the input, and that all agree.
+"""Place of one loader among the ranks: its process group, its share of the input, and the agreement of ranks.
 
-Nobody waits while loaders are built, so ranks may build several in any order where each has its ``name``;
-without, they are told apart by class and count, and all ranks build them in one order. A difference shows
-on whoever comes later, and on everybody when the first epoch begins.
+No rank waits while loaders are built, so ranks may build several in any order where each has its ``name``;
+without, class and count identify them, and all ranks build them in one order. A difference raises
+on the rank that comes later, and on all ranks when the first epoch begins.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _HINTS = {
     "number of seeds": _WHOLE_INPUT,
     "seed": "pass the same seed on every rank, or none: one is then agreed upon",
 }
-"""What to do, by what differs; the first that does counts."""
+"""Remedy by the field that differs. The first field that differs counts."""
 _MAX_VALUE = 80
 
 
 class RankConsistency:
-    """One loader's agreement, as seen by one rank."""
+    """Comparison of one loader over the ranks, as seen by one rank."""
 
     def __init__(self, group: RankGroup, kind: str, name: str | None) -> None:
-        """Loaders are told apart by ``name``, by default ``kind``, and by count where it is not unique."""
+        """``name`` (by default ``kind``) identifies the loader, with a count where several have it."""
         self._group = group
         turn = group.turn(f"loader/{name or kind}")
         self.name = name or f"{kind}-{turn}"
@@ -56,19 +56,19 @@ class RankConsistency:
         return int(self._group.first(f"{self._key}/seed", str(random)))
 
     def publish(self, made_with: Mapping[str, Any]) -> None:
-        """Tell all ranks what this one was made with. ``ValueError`` where another said otherwise."""
+        """Publish what this rank's loader was made with. ``ValueError`` where another rank's differs."""
         self._group.publish(f"{self._key}/made", json.dumps(made_with))
         self._compare("made", self._group.published(f"{self._key}/made"))
 
     def fail(self, error: BaseException) -> None:
-        """Tell all ranks that this one will not come."""
+        """Publish that this rank cannot build its loader."""
         failure = {"failure": f"{type(error).__name__}: {error}"}
         with suppress(ConnectionError):  # Of two failures, the first counts.
             self._group.publish(f"{self._key}/made", json.dumps(failure))
 
     @contextmanager
     def telling_failures(self) -> Iterator[None]:
-        """Tell all ranks of an exception."""
+        """Publish an exception to all ranks."""
         try:
             yield
         except Exception as error:
@@ -78,8 +78,8 @@ class RankConsistency:
     def begin(self, where: Mapping[str, int], timeout: float) -> None:
         """Before the first epoch: wait until every rank has built this loader, and compare.
 
-        ``where`` says where this rank begins; ranks that begin elsewhere are told apart without waiting
-        for them. ``TimeoutError`` names the ranks that did not come within ``timeout`` seconds.
+        ``where`` says where this rank begins. A rank that begins elsewhere is an error, found without waiting
+        for it. ``TimeoutError`` names the ranks that did not come within ``timeout`` seconds.
         """
         if self._waited:
             return
@@ -241,12 +241,12 @@ class Placement:
         return proposed if self.agreement is None else self.agreement.run_seed(proposed)
 
     def publish(self, made_with: Mapping[str, Any]) -> None:
-        """Tell the ranks that share the input what the loader was made with, and compare."""
+        """Publish what the loader was made with to the ranks that share the input, and compare."""
         if self.agreement is not None:
             self.agreement.publish(made_with)
 
     def telling_failures(self) -> AbstractContextManager[None]:
-        """Let ranks that share the input hear why this one cannot build its loader."""
+        """Publish an exception to the ranks that share the input."""
         return nullcontext() if self.agreement is None else self.agreement.telling_failures()
 
     def has_changed(self) -> bool:

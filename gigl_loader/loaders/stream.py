@@ -64,7 +64,7 @@ class Progress:
     ahead: set[int] = field(default_factory=set)
     """Batches given beyond ``first``; empty when all come, and in order."""
     ended: bool = False
-    """The user was told that the epoch is over."""
+    """The user got the end of the epoch (``StopIteration``)."""
     loaded: bool = False
     """Put back by ``load_state_dict``."""
 
@@ -90,16 +90,16 @@ class Progress:
 
 
 class FrameStream:
-    """Turns a source to whichever epoch is asked for, at the place it has reached.
+    """Frames of a source, for iterators that are each in an epoch of their own, at their own place.
 
     A source samples ahead in one epoch; turning to another drops what it has ahead.
     """
 
     def __init__(self, open_source: Callable[[], BatchSource], *, idle_s: float | None = None) -> None:
-        """The source is closed with the stream, and when nobody has the stream any more.
+        """The source is closed with the stream, and when the stream is collected.
 
-        With ``idle_s`` it is also closed when no batch was asked for during so many seconds, and opened
-        again by the next.
+        With ``idle_s`` it is also closed when no batch was requested for so many seconds, and opened again
+        by the next request.
         """
         self._open_source = open_source
         self._idle_s = idle_s
@@ -132,20 +132,20 @@ class FrameStream:
         if self.is_open and not self._close.alive:
             self._open()
         if self._progress is not progress:
-            self._progress = None  # If this is interrupted, the source is in nobody's epoch.
+            self._progress = None  # If this is interrupted, the source is in an unknown epoch.
             self.source.start_epoch(progress.epoch, progress.first)
             self._progress = progress
             self._to_come = self.source.num_batches - progress.first
 
     def lose_place(self) -> None:
-        """Whatever was received last may not have been given: start again where the epoch stands."""
+        """Start the epoch again at the first batch not given: the last one received may be lost."""
         self._progress = None
 
     def receive(self, progress: Progress, timeout: float) -> Frame | None:
         """Return the next frame of an epoch that the user was not given; ``None`` at its end.
 
         ``SamplingError`` for a batch that failed: the next call goes on after it. But after
-        ``StorageUnavailable``, and whatever is no ``SamplingError``, the next call asks for the same batch
+        ``StorageUnavailable``, and whatever is no ``SamplingError``, the next call requests the same batch
         again.
         """
         began = time.perf_counter()
@@ -171,7 +171,7 @@ class FrameStream:
         except (WorkerDied, TimeoutError):
             raise  # Nothing was consumed.
         except StorageUnavailable:
-            # Batches ahead of this one were asked of the same host: all are asked for again.
+            # Batches ahead of this one need the same host: all are requested again.
             self.lose_place()
             raise
         except SamplingError:

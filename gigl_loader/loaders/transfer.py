@@ -39,14 +39,15 @@ class ReusedMemory:
     """Lends memory that is taken back when the last array or tensor made from it dies.
 
     Memory that was never touched costs a page fault per 4 KiB: writing the ``edge_index`` of 700,000
-    edges takes 5.9 ms there and 2.3 ms in memory used before. Who keeps many batches gets fresh memory.
+    edges takes 5.9 ms there and 2.3 ms in memory used before. A trainer that keeps many batches gets fresh
+    memory.
     """
 
     def __init__(self) -> None:
         self._slots = _slots(_PAGE_BYTES)
 
     def lend(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return ``nbytes`` of memory, aligned for any dtype. What is in it is of no meaning."""
+        """Return ``nbytes`` of memory, aligned for any dtype. Its contents are undefined."""
         if nbytes > self._slots.slot_bytes:
             # Only address space is taken here: pages are committed when they are touched.
             self._slots = _slots(_SLOT_ROOM * nbytes)
@@ -65,7 +66,7 @@ _PINNED_ROOM = 9 / 8
 
 
 class PinnedSlots:
-    """What is page-locked of the slots that were seen.
+    """Page-locked parts of slots.
 
     Only what a frame has touched, and a little room, is ever registered with CUDA: a ring has gigabytes
     of address space, and registering memory commits it. That is done once for a slot, or again when a
@@ -83,7 +84,7 @@ class PinnedSlots:
     def pin(self, slot: Bytes, nbytes: int) -> bool:
         """Have the first ``nbytes`` of a slot page-locked, and return whether they are.
 
-        Nothing may be copying from the slot. Where CUDA refuses once, it is not asked again.
+        Nothing may be copying from the slot. After one refusal by CUDA, no more memory is registered.
         """
         pinned, address = self._pinned_in(slot), slot.ctypes.data
         if pinned.get(address, 0) >= nbytes:
@@ -105,14 +106,14 @@ class PinnedSlots:
         memory: Any = slot.base
         if id(memory) not in self._memories:
             self._memories[id(memory)] = {}
-            # Weak references to an array are told before what it maps is unmapped.
+            # The finalizer of an array runs before its memory is unmapped.
             finalizer = weakref.finalize(memory, _unpin, os.getpid(), self._cuda, self._memories, id(memory))
             finalizer.atexit = False
         return self._memories[id(memory)]
 
     def _accept_refusal(self, status: int, size: int) -> None:
         self._refused = True
-        # CUDA keeps the error for whoever asks next, which would be the user's next kernel.
+        # CUDA keeps the error for its next call, which would be the user's next kernel.
         with suppress(RuntimeError):
             torch.ones(1, device=self._device)
         _LOGGER.warning(
@@ -208,7 +209,7 @@ class PackedTensors(FrameTensors):
     def edge_index(self, edge_type: EdgeType) -> Tensor:
         rows, colptr = (self.tensor(name) for name in _edge_arrays(edge_type))
         targets = torch.arange(len(colptr) - 1, device=rows.device)
-        # output_size is known here, so that the host need not ask the device for it.
+        # output_size is known here, so that the host need not wait for the device.
         columns = torch.repeat_interleave(targets, colptr.diff(), output_size=len(rows))
         return torch.stack((rows.to(torch.int64), columns))
 
@@ -306,7 +307,7 @@ def _pinned(nbytes: int) -> Tensor:
 
 
 def target_device(device: Any, alias: Any, *, local_rank: int) -> torch.device:
-    """Return the device batches go to: the one asked for, else this rank's CUDA device, else the CPU.
+    """Return the device batches go to: ``device``, else this rank's CUDA device, else the CPU.
 
     ``alias`` is ``pin_memory_device``, the name that GiGL gives the same argument.
     """

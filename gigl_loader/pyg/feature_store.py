@@ -184,7 +184,7 @@ class GiglFeatureStore(FeatureStore):  # type: ignore[misc]  # PyG is not typed.
     def __repr__(self) -> str:
         return f"GiglFeatureStore({self._dataset!r})"
 
-    # What PyG's class asks for
+    # Called by PyG's class
 
     def _get_tensor(self, attr: TensorAttr) -> torch.Tensor:
         return self._multi_get_tensor([attr])[0]
@@ -304,7 +304,7 @@ class _Fetch:
         self.kind = kind
         self.selection = selection
         self.columns: list[tuple[int, str, Column]] = []
-        """Place among the attributes that were asked for, name and column."""
+        """Place among the requested attributes, name and column."""
         self.outs: Mapping[str, Bytes] = {}
 
     def buffers(self) -> dict[str, Bytes]:

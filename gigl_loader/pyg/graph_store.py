@@ -64,7 +64,7 @@ class GiglGraphStore(GraphStore):  # type: ignore[misc]  # PyG is not typed.
     def __repr__(self) -> str:
         return f"GiglGraphStore({self._dataset!r})"
 
-    # What PyG's class asks for
+    # Called by PyG's class
 
     def _get_edge_index(self, edge_attr: EdgeAttr) -> tuple[torch.Tensor, torch.Tensor] | None:
         edge_type = self._known(edge_attr.edge_type)

@@ -15,7 +15,7 @@ from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, SamplerOut
 
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE
 from gigl_loader.loaders import arguments
-from gigl_loader.loaders.collate import Collator, reversed_edge_types
+from gigl_loader.loaders.collate import Collator
 from gigl_loader.loaders.dataset import check_dataset
 from gigl_loader.loaders.inputs import known_edge_type
 from gigl_loader.loaders.link import read_negatives
@@ -23,7 +23,7 @@ from gigl_loader.loaders.neighbor import sampler_arguments
 from gigl_loader.loaders.transfer import transfer_to
 from gigl_loader.options import StoreOptions, WorkerOptions
 from gigl_loader.pyg.dataset import NodeIndex, check_pickled, check_process, close_at_exit
-from gigl_loader.sampling.khop import KHop
+from gigl_loader.sampling.khop import KHop, reversed_edge_types
 from gigl_loader.sampling.plan import BatchPlan
 from gigl_loader.sampling.plans.link import LinkPlan
 from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions
@@ -128,7 +128,7 @@ def _graph_types(schema: GraphSchema) -> dict[EdgeType, EdgeType]:
 
 
 class SingleBatches:
-    """Batches of any input, one at a time. The source opens with the first. Any thread may draw."""
+    """Batches of any input, one at a time. The source opens with the first batch. Thread-safe."""
 
     def __init__(
         self, dataset: PygDataset, plan: BatchPlan, asked: SamplerArguments, *, timeout_s: float
@@ -144,7 +144,7 @@ class SingleBatches:
         self._source: BatchSource | None = None
 
     def draw(self, columns: Mapping[str, Int64Array], epoch: int) -> FrameTensors:
-        """Return the batch of an input, whose columns are those of the plan, int64 [B] each.
+        """Return the batch of an input, which has the columns of the plan, int64 [B] each.
 
         It equals the batch that a loader of this plan makes of these entries in ``epoch``.
         """
@@ -247,7 +247,7 @@ class GiglSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed.
         ``num_neighbors``, ``replace``, ``with_edge``, ``weight_attr``, ``disjoint``
             As for ``DistNeighborLoader``.
         ``seed``
-            Run seed. Random, and logged, when ``None``. :attr:`seed` tells it.
+            Run seed. Random, and logged, when ``None``. See :attr:`seed`.
         ``timeout``
             Seconds that a batch may take before ``TimeoutError``.
 
@@ -276,11 +276,11 @@ class GiglSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed.
         self._forget()
 
     def _forget(self) -> None:
-        """Begin without sources: those of a parent process are not this process's to use."""
+        """Begin without sources: a forked child must not use the sources of its parent."""
         self._pid = os.getpid()
         self._of_nodes: dict[NodeType, SingleBatches] = {}
         self._of_links: dict[EdgeType, tuple[Any, SingleBatches]] = {}
-        """By type of the links, with the negative sampling that was asked for."""
+        """By type of the links, with the requested negative sampling."""
 
     def set_epoch(self, epoch: int) -> None:
         """Let batches have the draws of ``epoch``, from 0. Call it before ``iter(loader)``.

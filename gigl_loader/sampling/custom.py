@@ -67,11 +67,11 @@ class SampledEdges:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Subgraph:
-    """What a user's sampler makes of a batch."""
+    """Subgraph that a user's sampler returns for a batch."""
 
     nodes: Mapping[NodeType, Int64Array]
-    """Positions, each once. Those of the seed type begin with the distinct seeds, in the order in which they
-    first occur. A type that is left out has none."""
+    """Positions, each once. The seed type begins with the distinct seeds, in the order in which they first
+    occur. A type that is left out has none."""
     edges: Mapping[EdgeType, SampledEdges] = field(default_factory=dict)
     """A type that is left out has none."""
 
@@ -79,8 +79,8 @@ class Subgraph:
 class UserSampler(Protocol):
     """A user's class. It is made once per worker and called for one batch at a time.
 
-    ``sample`` is a pure function of the graph and the batch: no state, no random numbers but those of the
-    batch. Otherwise resume and recovery give other batches.
+    ``sample`` is a pure function of the graph and the batch: no state, and no random numbers but
+    :meth:`SeedBatch.uniform`. Otherwise resume and recovery give other batches.
     """
 
     def __init__(self, graph: SamplingGraph, **arguments: Any) -> None: ...
@@ -157,7 +157,7 @@ class SamplingGraph:
 
 
 def _in_order(places: list[Int64Array], answers: list[Neighbors], count: int) -> Neighbors:
-    """Return the neighbours in the order of the targets: partition p answered for those at ``places[p]``."""
+    """Return the neighbours in the order of the targets: partition p has the targets at ``places[p]``."""
     counts = np.zeros(count, np.int32)
     for place, answer in zip(places, answers, strict=True):
         counts[place] = answer.counts

@@ -1,6 +1,6 @@
 """Schema of the frames of a plan: their arrays. Layout, parser and checks are generated from it.
 
-What a frame holds is told once, by the plan that makes it; the bytes that arrive are compared with that.
+The plan that makes a frame states its contents once; the bytes that arrive are compared with the schema.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class FrameArray:
     column: Column
     """Dtype, and shape of a row."""
     origin: Origin
-    """Where its values come from. Only those of a ``feature`` may be deferred."""
+    """Origin of the values. Only values of a ``feature`` may be deferred."""
     feature: str = ""
     """Name of the feature in the graph."""
     indexes: str = ""
     """Encoded node type whose seeds the values are local indices of, if they are."""
     nodes: tuple[str, ...] = ()
-    """Encoded node types whose nodes the values are local indices of, or -1: those of the values in a row."""
+    """Encoded node types whose nodes the values are local indices of, or -1: one type per value of a row."""
     edges: tuple[str, ...] = ()
     """Encoded edge types whose sampled edges, one type after the other, the values are places in."""
     as_long_as: str = ""
@@ -55,10 +55,10 @@ class FrameArray:
     count: int | None = None
     """Number of values, where it is fixed."""
     per_entry: float | None = None
-    """Values for each entry of the input, rounded up in all. ``None``: the frame tells how many there are."""
+    """Values for each entry of the input, rounded up in all. ``None``: read from the frame."""
 
     def length(self, num_entries: int) -> int | None:
-        """Return how many values there are for so many entries; ``None`` where the frame tells it."""
+        """Return the number of values for ``num_entries``; ``None`` where only the frame has it."""
         return self.count if self.per_entry is None else math.ceil(self.per_entry * num_entries)
 
 
@@ -88,7 +88,7 @@ class TypeArrays:
     def of_edges(
         cls, schema: GraphSchema, kind: EdgeType, features: Sequence[str], *, with_edge: bool
     ) -> TypeArrays:
-        """Return ``rows``, ``colptr``, the edge ids where they are asked for, and the features."""
+        """Return ``rows``, ``colptr``, the edge ids with ``with_edge``, and the features."""
         prefix = f"edge/{type_name(kind)}"
         rows = FrameArray(f"{prefix}/rows", _I32, "sampled")
         colptr = FrameArray(f"{prefix}/colptr", _I64, "sampled")
@@ -138,7 +138,7 @@ class TypeArrays:
         )
 
     def with_deferred_features(self) -> TypeArrays:
-        """Return the arrays with one that tells where the features lie in place of them, if there are any."""
+        """Return the arrays with the places of the features instead of the features, if there are any."""
         if not self.features:
             return self
         kept = tuple(each for each in self.arrays if each.origin != "feature")
@@ -155,7 +155,7 @@ def _features(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameCounts:
-    """What a layout depends on besides the schema. Keys are encoded types."""
+    """Numbers that a layout depends on, in addition to the schema. Keys are encoded types."""
 
     epoch: int
     batch: int
@@ -185,7 +185,7 @@ class FrameSchema:
     computed: tuple[FrameArray, ...] = ()
     """Arrays that belong to the seeds, of lengths of their own."""
     counters: tuple[str, ...] = ()
-    """Names of numbers that a frame tells."""
+    """Names of the numbers in the metadata of a frame."""
     distinct_edges: bool = True
     """No frame holds an edge twice."""
     edges_by_hop: bool = True
@@ -193,7 +193,7 @@ class FrameSchema:
     disjoint: bool = False
     """Nodes have trees, and may occur in several."""
     extra_trees: int = 0
-    """Trees of a disjoint batch besides one for each entry."""
+    """Trees of a disjoint batch in addition to one for each entry."""
 
     @classmethod
     def around_seeds(
@@ -265,7 +265,7 @@ class FrameSchema:
     def parse(self, buffer: Bytes) -> Frame:
         """Return the frame in ``buffer`` (uint8), or of the failure of its batch.
 
-        Everything is checked: afterwards all arrays are those of this schema, and all local indices are in
+        Everything is checked: afterwards the arrays are exactly the schema's, and all local indices are in
         bounds. ``FormatError`` names the rule that is broken.
         """
         layout = Layout.parse(buffer, what="frame", max_header=MAX_HEADER_BYTES)
@@ -379,7 +379,7 @@ def _length(layout: Layout, name: str) -> int:
 
 
 def _check_arrays(layout: Layout, expected: Mapping[str, ArraySpec]) -> None:
-    """Raise unless the arrays are exactly those expected."""
+    """Raise ``FormatError`` unless exactly the expected arrays are there."""
     if layout.specs == expected:
         return
     for name, spec in expected.items():

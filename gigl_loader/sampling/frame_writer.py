@@ -2,8 +2,8 @@
 
 In place of deferred features of a type, a frame has one array that says where they lie: ``node/T/position``,
 and ``edge/E/slot`` in the terms of a partitioned store (partition and place, see ``SLOT_BITS``). The receiver
-lays out the complete frame and asks the owners for the features. The result has the bytes of a frame that was
-written whole.
+lays out the complete frame and fetches the features from their owners. The result has the bytes of a frame
+that was written whole.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class Sampled:
     writer: FrameWriter
     batch: DrawnBatch
     arrays: Mapping[str, Array]
-    """Of the frame, besides those of nodes and edges."""
+    """Arrays of the frame that belong to the seeds, by name."""
     features: FeatureSource
     costs: CostCounter
     layout: Layout
@@ -264,7 +264,7 @@ class Completion:
     """Completes the frames of a plan that came with deferred features. Thread-safe where the source is."""
 
     def __init__(self, schema: GraphSchema, plan: BatchPlan, features: FeatureSource) -> None:
-        """``features`` answers in the terms of a partitioned store."""
+        """``features`` takes positions and slots as a partitioned store does."""
         self._schema = schema
         self._whole = plan.frame(schema)
         self._deferred = self._whole.with_deferred_features()
@@ -284,7 +284,7 @@ class Completion:
         return self._whole.layout(self._deferred.counts(deferred.layout))
 
     def write(self, deferred: Frame, layout: Layout, buffer: Bytes) -> None:
-        """Write the complete frame to the start of ``buffer``. Errors are those of the source of features."""
+        """Write the complete frame to the start of ``buffer``. Raises what the source of features raises."""
         buffer[: len(layout.header)] = np.frombuffer(layout.header, np.uint8)
         for name in self._kept:
             np.copyto(layout.view(buffer, name), deferred.array(name))

@@ -14,7 +14,7 @@ from gigl_loader.sampling.frame_schema import FrameArray, FrameSchema
 from gigl_loader.sampling.store import DrawRule
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType
@@ -93,8 +93,8 @@ class KHop:
             disjoint=arguments.disjoint or arguments.time_attr is not None,
             time_attr=check_time(schema, arguments.time_attr),
             last=arguments.last,
-            labor=arguments.labor,
             subgraph_type=arguments.subgraph_type,
+            **arguments.draw,
             **of_plan,
         )._checked(schema)
 
@@ -106,10 +106,8 @@ class KHop:
             replace=fields.flag("replace"),
             with_edge=fields.flag("with_edge"),
             weight_attr=check_weight(fields.schema, fields.take("weight_attr", None)),
-            disjoint=fields.flag("disjoint", False),
             time_attr=check_time(fields.schema, fields.take("time_attr", None)),
-            last=fields.flag("last", False),
-            labor=fields.flag("labor", False),
+            **{name: fields.flag(name, False) for name in _ADDED if _DEFAULTS[name] is False},
             subgraph_type=fields.text("subgraph_type", "directional"),
             **of_plan,
         )._checked(fields.schema)
@@ -202,25 +200,39 @@ class KHop:
 
 
 _DEFAULTS = {each.name: each.default for each in fields(KHop)}
-_ADDED = ("weight_attr", "disjoint", "time_attr", "last", "labor", "subgraph_type")
+_ADDED = tuple(name for name in _DEFAULTS if name not in ("num_neighbors", "replace", "with_edge"))
 """Fields that version 0.1 did not have."""
 
 
-def reverse_types(schema: GraphSchema) -> dict[EdgeType, EdgeType]:
-    """Return the reverse of each edge type that has one, by PyG's rule: ``rev_`` before the relation.
+def reversed_edge_types(edge_types: Iterable[EdgeType]) -> dict[EdgeType, EdgeType]:
+    """Return the type of each edge type's messages when they flow from destination to source.
 
-    That is the type itself in a homogeneous graph. No two types have the same reverse.
+    ``(a, r, b)`` becomes ``(b, rev_r, a)``, PyG's name for it; where the graph has both, they change
+    places. No two types become one.
+    """
+    result: dict[EdgeType, EdgeType] = {}
+    known = set(edge_types)
+    # Shortest first: a reverse is longer than what it reverses, so each finds its partner still free.
+    for edge_type in sorted(known, key=lambda kind: (len(kind[1]), kind)):
+        if edge_type in result:
+            continue
+        source, relation, destination = edge_type
+        reverse = (destination, f"rev_{relation}", source)
+        result[edge_type] = reverse
+        if reverse in known and reverse not in result:
+            result[reverse] = edge_type
+    return result
+
+
+def reverse_types(schema: GraphSchema) -> dict[EdgeType, EdgeType]:
+    """Return the reverse of each edge type that has one in the graph: the type itself in a homogeneous graph.
+
+    No two types have the same reverse.
     """
     if schema.homogeneous:
         return {each: each for each in schema.edges}
-    pairs: dict[EdgeType, EdgeType] = {}
-    # Shortest first: a reverse is longer than what it reverses, so each finds its partner still free.
-    for edge_type in sorted(schema.edges, key=lambda kind: (len(kind[1]), kind)):
-        source, relation, destination = edge_type
-        reverse = (destination, f"rev_{relation}", source)
-        if edge_type not in pairs and reverse in schema.edges:
-            pairs[edge_type], pairs[reverse] = reverse, edge_type
-    return {each: pairs[each] for each in schema.edges if each in pairs}
+    reverses = reversed_edge_types(schema.edges)
+    return {each: reverses[each] for each in schema.edges if reverses[each] in schema.edges}
 
 
 def _merged_array(edge_type: EdgeType, reverse: EdgeType) -> FrameArray:
@@ -232,7 +244,7 @@ def _merged_array(edge_type: EdgeType, reverse: EdgeType) -> FrameArray:
 def _shared_columns(
     schema: GraphSchema, columns: ColumnPlan, pairs: Sequence[tuple[EdgeType, EdgeType]]
 ) -> dict[EdgeType, tuple[str, ...]]:
-    """Return the columns of edge types that their reverses have, too. Others cannot be told of all edges."""
+    """Return the columns that an edge type and its reverse both have: only they have a row for each edge."""
     shared = {}
     for pair in pairs:
         own, other = (

@@ -147,7 +147,7 @@ class LabelLookup:
 
 
 def _placed(places: Sequence[Int64Array], found: Sequence[Neighbors], count: int) -> Labels:
-    """Return what partitions answered for the anchors at ``places``, in the order of the anchors."""
+    """Return the labels from all partitions, in the order of the anchors, which are at ``places``."""
     counts = np.zeros(count, np.int64)
     for place, each in zip(places, found, strict=True):
         counts[place] += each.counts

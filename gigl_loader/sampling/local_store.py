@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +16,7 @@ from gigl_loader.sampling.store import POSITION_MASK, EdgeList, NeighborRequest,
 from gigl_loader.tensors import as_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from gigl_loader.graph.graph import Graph
     from gigl_loader.options import EdgeType, NodeType
@@ -37,11 +38,11 @@ class LocalStore:
 
     def sample(self, ask: NeighborRequest) -> Neighbors:
         lists = (
-            self._outward_of(ask)
+            self._outward_of(ask).lists
             if ask.outward
             else self._lists_of(ask.edge_type, weight=ask.rule.weight, time=ask.rule.time)
         )
-        try:
+        with _damage():
             drawn = draw_hop(
                 lists.adjacency,
                 lists.target_ids,
@@ -58,15 +59,13 @@ class LocalStore:
                 neighbor_ids=lists.neighbor_ids,
                 tree_times=ask.tree_times,
             )
-        except RuntimeError as error:
-            raise FormatError(str(error)) from None
         return Neighbors(*drawn)
 
     def induced(self, ask: InducedRequest) -> Neighbors:
         if ask.edge_type not in self._graph.schema.edges:
             raise ValueError(f"unknown edge type {ask.edge_type!r}")
         lists = self._lists_of(ask.edge_type, weight=ask.weight)
-        try:
+        with _damage():
             found = induced_edges(
                 lists.adjacency,
                 lists.neighbor_ids,
@@ -78,8 +77,6 @@ class LocalStore:
                 with_slots=ask.with_slots,
                 max_edges=ask.max_edges,
             )
-        except RuntimeError as error:
-            raise FormatError(str(error)) from None
         return Neighbors(*found)
 
     def gather(
@@ -101,17 +98,10 @@ class LocalStore:
     def contains(self, ask: EdgeRequest) -> BoolArray:
         lists = self._lists_of(ask.edge_type)
         found = np.empty(len(ask.targets), np.uint8)
-        try:
+        with _damage():
             find_edges(
-                lists.adjacency,
-                lists.neighbor_ids,
-                lists.num_neighbors,
-                ask.targets,
-                ask.neighbors,
-                found,
+                lists.adjacency, lists.neighbor_ids, lists.num_neighbors, ask.targets, ask.neighbors, found
             )
-        except RuntimeError as error:
-            raise FormatError(str(error)) from None
         return found.view(np.bool_)
 
     def edges(self, edge_type: EdgeType, first: int = 0, count: int | None = None) -> EdgeList:
@@ -143,7 +133,7 @@ class LocalStore:
     def _outward_of(self, ask: NeighborRequest) -> _Outward:
         """Return the out-edges that lie in this partition of a graph of in-edges, by their source.
 
-        Made when they are first asked for: 8 bytes for each node of the source type, 8 to 16 for each edge.
+        Made at the first request: 8 bytes for each node of the source type, 8 to 16 for each edge.
         All stores of the graph share them, since a server has a store for each sampler.
         """
         lists = self._outward.get(ask.edge_type)
@@ -233,8 +223,17 @@ def edges_of(
     )
 
 
+@contextmanager
+def _damage() -> Iterator[None]:
+    """Raise what kernels find wrong in a graph as ``FormatError``."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise FormatError(str(error)) from None
+
+
 class _Lists(NamedTuple):
-    """What drawing over one edge type needs."""
+    """Adjacency lists of one edge type, and the node ids by which draws are addressed."""
 
     adjacency: Adjacency
     target_ids: Int64Array | None
@@ -247,11 +246,7 @@ class _Lists(NamedTuple):
 class _Outward:
     """The edges of one type in a partition, by source."""
 
-    adjacency: Adjacency
-    target_ids: Int64Array | None
-    neighbor_ids: Int64Array | None
-    num_neighbors: int
-    address: int
+    lists: _Lists
     indptr: Int64Array
     nbytes: int
 
@@ -267,11 +262,13 @@ def _turned(graph: Graph, edge_type: EdgeType, part: int) -> _Outward:
     build_adjacency(edges.neighbors, neighbor_ids, edges.edge_ids, indptr, order)
     indices, edge_ids = _narrow(edges.targets[order]), _narrow(edges.edge_ids[order])
     return _Outward(
-        adjacency=Adjacency(np.array([0, len(indptr) - 1], np.int64), [indptr], [indices], [edge_ids]),
-        target_ids=graph.node_ids(source),
-        neighbor_ids=ids,
-        num_neighbors=graph.schema.nodes[destination].count,
-        address=edge_type_address(edge_type),
+        lists=_Lists(
+            adjacency=Adjacency(np.array([0, len(indptr) - 1], np.int64), [indptr], [indices], [edge_ids]),
+            target_ids=graph.node_ids(source),
+            neighbor_ids=ids,
+            num_neighbors=graph.schema.nodes[destination].count,
+            address=edge_type_address(edge_type),
+        ),
         indptr=indptr,
         nbytes=indptr.nbytes + indices.nbytes + edge_ids.nbytes,
     )

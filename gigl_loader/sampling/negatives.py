@@ -36,7 +36,7 @@ MAX_AMOUNT = 1 << 20
 _Words: TypeAlias = "np.ndarray[Any, np.dtype[np.uint64]]"
 
 _MAX_TOGETHER = 1 << 16
-"""Negatives that are drawn together, in some 10 ms. A batch that nobody wants any more ends in between."""
+"""Negatives that are drawn together, in some 10 ms. Between two draws the stop flag of the batch is read."""
 
 _NEGATIVES = 0xFF << 56
 """In the address of a draw, where the draws of neighbours have edge type and hop."""
@@ -94,7 +94,7 @@ class Negatives:
     """Which negatives a batch of links has. A frozen value, checked at birth."""
 
     mode: Literal["binary", "triplet"]
-    """Binary negatives are pairs of drawn nodes; those of a triplet have the source of their link."""
+    """Binary negatives are pairs of drawn nodes; a negative of a triplet has the source of its link."""
     amount: float = 1.0
     """Per link. A batch of M links has ``ceil(M * amount)``; negative j belongs to link ``j % M``."""
     strict: bool = False
@@ -150,7 +150,7 @@ class DrawnNegatives(NamedTuple):
     """Positions [J]: of triplets, the sources of their links."""
     dst: Int64Array
     not_strict: int
-    """How many of those that should be no edge are one."""
+    """Number of strict negatives that are edges nevertheless."""
     too_late: int
     """How many have an end that is later than their link, as no node is early enough."""
 
@@ -167,9 +167,9 @@ class NegativeDrawer:
         *,
         time_attr: str | None = None,
     ) -> None:
-        """``store`` answers which edges exist. It is needed where negatives are strict.
+        """``store`` says which edges exist. It is needed where negatives are strict.
 
-        Nodes of types that have the time ``time_attr`` are drawn among those not later than the link.
+        Nodes of types that have the time ``time_attr`` are drawn among nodes not later than the link.
         """
         self._graph = graph
         self._store = store

@@ -1,7 +1,7 @@
 """Samplers of k-hop neighbourhoods: in one native pass over a local graph, or hop by hop over partitions.
 
-Both give the same bytes: draws are addressed, so it does not matter who makes them, and the answers of
-partitions are put together in the order of the frontier.
+Both give the same bytes: draws are addressed, so any host may make them, and the replies of partitions are
+merged in the order of the frontier.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The partitions of a graph behind one face, wherever each of them lies."""
+"""Store of all partitions of a graph: routes requests to the owners of nodes, on this host and elsewhere."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.store import GatherRequest, NeighborStore
 
 _MAX_THREADS = 64
-_MAX_AT_ONCE = 4  # Edge types of one hop that are asked of one peer at the same time.
+_MAX_AT_ONCE = 4  # Edge types of one hop for which one peer gets requests at the same time.
 _FEW = 4096
-"""Targets of one hop here that are drawn in less time (0.1 ms) than another thread takes to begin a call."""
+"""Local targets of one hop that are drawn in less time (0.1 ms) than another thread takes to begin a call."""
 
 
 class FrontierRequest(NamedTuple):
@@ -47,11 +47,11 @@ class FrontierRequest(NamedTuple):
 
 
 class PartitionedStore:
-    """Asks the owners of nodes, all at once: others in a pool of threads, this host's in the caller's.
+    """Sends requests to the owners of nodes, all at once: to remote owners from a pool of threads.
 
-    Where little or nothing is to be done here, the caller's thread makes one of the calls itself.
+    Where this host has little or nothing to do, the caller's thread makes one of the remote calls itself.
 
-    Any number of samplers may use it at once. Waiting ends because every store's answer has a deadline.
+    Any number of samplers may use it at once. Every wait ends, as every call to a store has a deadline.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class PartitionedStore:
     ) -> None:
         """``local`` and ``remote`` hold one store for every partition between them.
 
-        ``concurrency`` is the number of samplers that ask at the same time.
+        ``concurrency`` is the number of samplers that send requests at the same time.
         """
         if sorted([*local, *remote]) != list(range(schema.num_partitions)):
             raise ValueError(
@@ -81,7 +81,7 @@ class PartitionedStore:
         slots = np.arange(schema.num_partitions + 1, dtype=np.int64) << SLOT_BITS
         self._bounds |= dict.fromkeys(schema.edges, slots)
         wanted = len(remote) * concurrency * min(max(len(schema.edges), 1), _MAX_AT_ONCE)
-        threads = min(wanted, _MAX_THREADS)  # Beyond them asks queue: none waits for another.
+        threads = min(wanted, _MAX_THREADS)  # Further calls queue, and none of them waits for another.
         self._closed = False
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="ask") if remote else None
 
@@ -101,7 +101,7 @@ class PartitionedStore:
         return self._bounds[node_type]
 
     def sample(self, asks: Sequence[FrontierRequest]) -> list[list[Neighbors]]:
-        """Return, for every ask, the answers by partition. Errors are those of the stores."""
+        """Return, for every request, the neighbours by partition. Raises what the stores raise."""
         answers: list[list[Neighbors]] = []
         self._check_open()
         here = sum(len(ask.targets[part]) for ask in asks for part in self._local)
@@ -131,7 +131,7 @@ class PartitionedStore:
         return found
 
     def gather(self, wants: Sequence[GatherRequest]) -> None:
-        """Write all rows that are wanted. When this returns or raises, nothing more is written."""
+        """Write all requested rows. When this returns or raises, nothing more is written."""
         self._check_open()
         with _Round(self._pool, one_call_here=not self._local) as work:
             for want in wants:
@@ -171,7 +171,7 @@ class PartitionedStore:
 _NOBODY = Neighbors(
     np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.int64)
 )
-"""The answer of a partition that was asked nothing."""
+"""Neighbours from a partition that owns no target."""
 
 
 class _Round:
@@ -182,7 +182,7 @@ class _Round:
     """
 
     def __init__(self, pool: ThreadPoolExecutor | None, *, one_call_here: bool = False) -> None:
-        """``one_call_here``: the last job for others runs in this thread, after its own jobs."""
+        """``one_call_here``: the last remote job runs in this thread, after the local jobs."""
         self._pool = pool
         self._flag = current_stop_flag()
         self._most_held = 1 if one_call_here else 0

@@ -88,7 +88,7 @@ class PlanFields:
         return _edge_type(self.take(name), self.schema)
 
     def edge_types(self, name: str, known: Collection[EdgeType] | None = None) -> tuple[EdgeType, ...]:
-        """Return a list of edge types of the graph, or of those ``known``."""
+        """Return a list of edge types of the graph, or of ``known`` ones."""
         value = self.take(name)
         if not isinstance(value, list):
             raise ValueError(f"{name} is a list of edge types, got {_shown(value)}")
@@ -106,7 +106,7 @@ class PlanFields:
         return fanouts
 
     def columns(self) -> ColumnPlan:
-        """Return the features that are asked for."""
+        """Return the columns that batches carry."""
         by_node_type = self.take("node_columns")
         if not isinstance(by_node_type, dict):
             raise ValueError("node_columns is an object of lists")
@@ -254,8 +254,8 @@ class SamplerArguments:
     """``temporal_strategy`` is ``"last"``."""
     with_times: bool = False
     """The input has a time for each entry."""
-    labor: bool = False
-    """The sampler options ask for LABOR."""
+    draw: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of ``KHop`` that the sampler options set."""
     subgraph_type: str = "directional"
 
     def returns_edge_ids(self, schema: GraphSchema) -> bool:
@@ -324,7 +324,7 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerContext:
-    """What a sampler works with."""
+    """Graph, plan and limits that a sampler is opened with."""
 
     graph: Graph
     """Its schema and node ids; without a ``store``, all of its partitions."""
@@ -332,11 +332,11 @@ class SamplerContext:
     store: PartitionedStore | None = None
     """Answers for the partitions, wherever they lie. ``None``: the graph lies wholly on this host."""
     costs: CostCounter | None = None
-    """What sampling costs is added to it."""
+    """Counter of what sampling costs."""
     bounds: BatchBounds | None = None
-    """Of a batch. By default those of the machine."""
+    """Bounds of a batch. By default, what fits the machine."""
     deferred: bool = False
-    """Frames tell where features lie instead of holding them."""
+    """Frames have the places of features instead of the features."""
 
     @property
     def frame(self) -> FrameSchema:

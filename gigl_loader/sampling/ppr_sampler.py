@@ -114,7 +114,7 @@ class _Pushes(Protocol):
         """The batch of the latest run."""
 
     def run(self, seeds: Int64Array, max_edges: int) -> None:
-        """Push from these positions. Errors are those of the kernels, and of the stores."""
+        """Push from these positions. Raises what kernels and stores raise."""
 
 
 class _WholeGraph:
@@ -141,7 +141,7 @@ class _WholeGraph:
 
 
 class _Partitions:
-    """Pushes over partitions: in each round, owners are asked for the lists that all seeds need next."""
+    """Pushes over partitions: each round requests the lists that all seeds need next from their owners."""
 
     def __init__(
         self,

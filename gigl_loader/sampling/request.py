@@ -45,7 +45,7 @@ class InputColumn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchRequest:
-    """What is asked of a sampler. The same value from the schedule to the sampler, on every way between."""
+    """Request for one batch. One form from the schedule to the sampler, in process and on both wires."""
 
     epoch: int
     batch: int
@@ -81,7 +81,7 @@ class BatchRequest:
     ) -> BatchRequest:
         """Return a request whose arrays alias ``index`` and ``inputs`` (:meth:`input_bytes`).
 
-        ``ValueError`` where their lengths are not those of whole columns of equal length. The values are not
+        ``ValueError`` unless ``index`` and ``inputs`` hold whole columns of equal length. The values are not
         checked.
         """
         if len(index) % INDEX_BYTES:

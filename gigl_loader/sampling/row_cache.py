@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _SAMPLED_EDGES = 1 << 22
 _MAX_SAMPLED_EDGES = 1 << 24
-"""At least the first, a third of a second; eight for every row that fits; at most the second."""
+"""Edges to sample: eight for every row that fits, at least the first number (0.3 s), at most the second."""
 _SAMPLED_PER_ROW = 8
 _BLOCK = 1 << 12
 
@@ -57,7 +57,7 @@ class _Candidates(NamedTuple):
 def hot_nodes(graph: Graph, parts: tuple[int, ...], nbytes: int) -> dict[NodeType, Int64Array]:
     """Return positions of nodes outside ``parts``, ascending, whose rows fit ``nbytes``.
 
-    All of them where they fit; else those that the lists of ``parts`` refer to most, judged by a
+    All of them where they fit; else the nodes that the lists of ``parts`` refer to most, judged by a
     sample of the edges. A type without columns has none.
     """
     row_bytes = {
@@ -82,7 +82,7 @@ def hot_nodes(graph: Graph, parts: tuple[int, ...], nbytes: int) -> dict[NodeTyp
 
 
 def _share_to_sample(graph: Graph, parts: tuple[int, ...], rows: int) -> float:
-    """Return which share of this host's edges tells the ``rows`` nodes that are referred to most."""
+    """Return the share of this host's edges to sample to find the ``rows`` most referenced nodes."""
     num_edges = sum(
         len(graph.topology(edge_type, part)["indices"]) for edge_type in graph.schema.edges for part in parts
     )
@@ -161,7 +161,7 @@ class _CachedRows:
 
 
 class RowCache:
-    """The cache of one host, mapped. Read-only but while it is made."""
+    """The cache of one host, mapped. Read-only once it is filled."""
 
     def __init__(self, memory: Bytes, layout: Layout, schema: GraphSchema) -> None:
         self._memory = memory
@@ -174,7 +174,7 @@ class RowCache:
     ) -> int:
         """Fetch the rows most worth having into a new memory file and return its descriptor.
 
-        ``parts`` are the partitions on this host, ``stores`` answer for the others. ``nbytes`` bounds
+        ``parts`` are the partitions on this host, ``stores`` have the other ones. ``nbytes`` bounds
         the rows; the bitmaps of which nodes are cached come on top, 1.5 bits for each node elsewhere.
         """
         chosen = hot_nodes(graph, parts, nbytes)
@@ -206,7 +206,7 @@ class RowCache:
         return self._layout.nbytes
 
     def before(self, store: NeighborStore, part: int) -> NeighborStore:
-        """Return a store that asks ``store``, which answers for ``part``, for what is not cached."""
+        """Return a store of ``part`` that takes from ``store`` what is not cached."""
         cached = {
             node_type: rows
             for node_type in self._schema.nodes

@@ -1,7 +1,7 @@
 """Schedule of a run: the requests of every epoch, by rank, and draws of seeds by weight.
 
-Where seeds are drawn by weight, a request names epoch, batch and number of seeds; which seeds they are is
-decided where the batch is sampled, at that moment. The frame tells.
+Where seeds are drawn by weight, a request names epoch, batch and number of seeds; the seeds are
+decided where the batch is sampled, at that moment. The frame has their ids.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class SeedDraw:
     def request(self, asked: BatchRequest, weights: Float64Array, sums: Float64Array) -> BatchRequest:
         """Return ``asked`` with as many seeds, drawn with replacement, and their input ids.
 
-        The numbers drawn by depend on run seed, epoch, rank and batch; the weights are those of now.
+        The random numbers depend on run seed, epoch, rank and batch; the weights are the present ones.
         ``weights`` and ``sums`` [N] are scratch memory.
         """
         total = self.read(weights, sums)
@@ -174,14 +174,14 @@ WHOLE = Shard()
 
 
 class Schedule:
-    """Cuts an input into the batches of an epoch. Any batch of any epoch can be asked for.
+    """Cuts an input into the batches of an epoch. Any batch of any epoch can be requested.
 
     The order of an epoch depends only on the run seed, the epoch and the length of the input, and so is
     the same on every rank. It is cut into *steps* of one batch for each of W ranks: rank r's batch of
     step s is batch ``s * W + r`` of what one rank alone would get. What remains after the whole steps
     is split evenly over the ranks, as the last step. So every seed comes once, shares differ in length
     by at most one seed, and ranks have equally many batches; only where fewer seeds remain than there
-    are ranks, those left out repeat one seed each from the start of the order, or, without
+    are ranks, ranks without a seed repeat one each from the start of the order, or, without
     ``even_batches``, have one batch less.
     """
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class EntryTimes:
-    """The times of the entries of a request: those that it has, or else those of its nodes."""
+    """Times of the entries of a request: the column of the request, else the times of its nodes."""
 
     def __init__(self, context: SamplerContext, node_type: NodeType, hops: KHop, *, given: bool) -> None:
         """``given``: requests have times. Where the plan is not one of time, there are none."""
@@ -64,7 +64,7 @@ def check_entry_times(schema: GraphSchema, node_type: NodeType, hops: KHop, *, g
 
 
 class Exclusion(NamedTuple):
-    """Edges of one type that are removed after they were drawn: those that join pairs of seeds."""
+    """Drawn edges of one type that join pairs of seeds and are removed."""
 
     edge_type: int
     """Number of the type in the plan."""
@@ -75,7 +75,7 @@ class Exclusion(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BatchSeeds:
-    """The nodes around which a batch is sampled, and what its frame tells of them."""
+    """The nodes around which a batch is sampled, and the arrays of its frame that belong to them."""
 
     key: int
     """Of every draw of the batch."""
@@ -88,7 +88,7 @@ class BatchSeeds:
     """Arrays of the frame that are local indices of seeds: by name, which of all seeds, group after group."""
     excluded: Sequence[Exclusion] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
-    """Numbers that the frame tells, by name."""
+    """Numbers for the metadata of the frame, by name."""
     tree_times: Int64Array | None = None
     """The time of every tree, int64, of batches that are drawn in time."""
 

@@ -1,4 +1,4 @@
-"""The seam between loaders and whatever makes their batches.
+"""Sources of batches: the seam between loaders and what makes their batches.
 
 One contract suite (``tests/contract``) runs against every implementation of ``BatchSource``.
 """
@@ -36,9 +36,9 @@ _INLINE_SLOTS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SourceRequest:
-    """What a loader asks of its dataset: which batches it wants, and how they may be made.
+    """Request of a loader to its dataset: which batches it wants, and how they may be made.
 
-    The same, whatever the dataset is. Each takes what has a meaning there.
+    One form for every kind of dataset, which ignores options that do not apply to it.
     """
 
     plan: BatchPlan
@@ -46,7 +46,7 @@ class SourceRequest:
     name: str
     """Of the loader, for messages and for storage servers."""
     num_workers: int
-    """Sampling processes, or the share of a storage server's threads. 0: a batch is made when asked for."""
+    """Sampling processes, or the share of a storage server's threads. 0: a batch is made when requested."""
     workers: WorkerOptions
     store: StoreOptions
     timeout_s: float
@@ -75,14 +75,14 @@ class BatchSampler(Protocol):
 
     @property
     def costs(self) -> CostCounter:
-        """What it has cost so far. Samplers of a process may share one."""
+        """Cost so far. Samplers of a process may share one counter."""
 
     def sample(self, request: BatchRequest) -> SampledBatch:
         """Sample, and size the frame."""
 
 
 class PlanSampler(BatchSampler, Protocol):
-    """A sampler that a plan opens. Its memory is bounded, and told."""
+    """A sampler that a plan opens. Its memory is bounded, and measured."""
 
     bounds: BatchBounds
     """Of the next batches."""
@@ -122,16 +122,16 @@ class BatchSource(Protocol):
         """End whatever makes the batches. Frames that were received stay valid. Closing twice is fine."""
 
     def stats(self) -> dict[str, Any]:
-        """Return counters since the start: ``batches``, ``bytes``, ``seconds_waiting`` and others.
+        """Return counters since the start: ``batches``, ``bytes``, ``seconds_waiting`` and more.
 
-        Of ``cpu_seconds``, ``cpu_sampling`` and ``cpu_gathering`` are those that sampling threads
-        spent on drawing and on writing frames, and ``cpu_wire`` those of threads that ask owners
-        elsewhere. ``wire_bytes_in``, ``wire_bytes_out`` and ``peer_calls`` count that traffic.
+        Of ``cpu_seconds``, sampling threads spent ``cpu_sampling`` on drawing and ``cpu_gathering`` on
+        writing frames, and the threads that call other hosts spent ``cpu_wire``. ``wire_bytes_in``,
+        ``wire_bytes_out`` and ``peer_calls`` count the traffic of these calls.
         """
 
 
 class InlineSource:
-    """Samples in the caller's thread, when a batch is asked for."""
+    """Samples in the caller's thread, when a batch is requested."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class InlineSource:
 
         ``check`` is called before each batch, and raises if what it would be made of is damaged.
 
-        ``store`` is what the sampler asks, where it is nobody else's: it is closed with the source.
+        ``store`` is the sampler's store, where no other sampler uses it: it is closed with the source.
         """
         self._sampler = sampler if schedule.draw is None else SeedWeightedSampler(sampler, schedule.draw)
         self._schedule = schedule

@@ -1,4 +1,4 @@
-"""The seam between a sampler and whoever holds the nodes that it asks about.
+"""Stores of partitions: the seam between a sampler and the owners of nodes.
 
 One contract suite (``tests/contract``) runs against every implementation of ``NeighborStore``.
 """
@@ -27,7 +27,7 @@ POSITION_MASK = (1 << TREE_SHIFT) - 1
 MAX_TREES = 1 << 23
 SLOT_BITS = 40
 """A partition holds fewer edges of a type than 2 to this power. In a batch, slots of partition p are offset
-by ``p << SLOT_BITS``: nobody needs to know how many edges others have. ``csrc/stitch.h`` has it, too."""
+by ``p << SLOT_BITS``, so a partition need not know the edges of another. ``csrc/stitch.h`` has it, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +42,9 @@ class DrawRule:
     labor: bool = False
     """Take each neighbour with the same chance for all targets, each of which gets ``fanout`` on average."""
     time: str | None = None
-    """Declared time of the edges or neighbours: only those not later than the target's tree are drawn."""
+    """Declared time of the edges or neighbours: neighbours later than the target's tree are not drawn."""
     last: bool = False
-    """Take the latest of those."""
+    """Take the latest neighbours in place of random ones."""
 
     def __post_init__(self) -> None:
         if self.labor and (self.replace or self.weight is not None or self.time is not None):
@@ -87,13 +87,13 @@ class NeighborRequest:
     with_edge_ids: bool
     with_slots: bool
     max_edges: int = NO_BOUND
-    """More are not drawn here. Not told to a partition elsewhere, which has a bound of its own."""
+    """More are not drawn here. Not sent to a partition elsewhere, which has its own bound."""
     disjoint: bool = False
     """Each tree draws for itself: the number of its tree is in the address of a target's draws, too."""
     tree_times: Int64Array | None = None
     """Of every tree of the batch, by its number, where the rule is one of time: int64."""
     outward: bool = False
-    """In a graph whose lists hold in-edges, ask for the out-edges of the targets that lie in this partition.
+    """In a graph whose lists hold in-edges, request the out-edges of the targets that lie in this partition.
     Targets are any nodes of the edge type's source. All edges are taken: the fanout is -1."""
 
 
@@ -112,7 +112,7 @@ class InducedRequest:
     weight: str | None = None
     """Declared weight column: edges of weight 0 are left out."""
     max_edges: int = NO_BOUND
-    """More are not returned. Not told to a partition elsewhere, which has a bound of its own."""
+    """More are not returned. Not sent to a partition elsewhere, which has its own bound."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,9 +124,9 @@ class Neighbors:
     positions: npt.NDArray[Any]
     """Of the neighbours [E], int32 or int64."""
     edge_ids: npt.NDArray[Any] | None
-    """[E], int32 or int64, where they were asked for."""
+    """[E], int32 or int64, where they were requested."""
     slots: Int64Array | None
-    """[E], places of the edges in the partition's adjacency order, where they were asked for."""
+    """[E], places of the edges in the partition's adjacency order, where they were requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -162,7 +162,7 @@ class FeatureRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EdgeRequest:
-    """Whether edges exist: between pairs of nodes whose lists belong to one partition."""
+    """Request whether edges exist between pairs of nodes whose lists belong to one partition."""
 
     edge_type: EdgeType
     targets: Int64Array
@@ -220,33 +220,33 @@ class WireCounts:
 
 
 class NeighborStore(Protocol):
-    """Answers for the nodes of one partition. Any number of threads may ask at once.
+    """Neighbours, rows and edges of one partition. Thread-safe.
 
     One that uses a network also has ``wire() -> WireCounts``.
     """
 
     def sample(self, ask: NeighborRequest) -> Neighbors:
-        """Draw neighbours: the same for the same ask, always and everywhere.
+        """Draw neighbours: the same for the same request, always and everywhere.
 
         ``ValueError`` for a type or target that the partition does not have, ``FormatError`` for a
-        damaged graph or answer, ``StorageUnavailable`` where the partition's holder does not answer.
+        damaged graph or reply, ``StorageUnavailable`` where the partition's holder does not answer.
         """
 
     def induced(self, ask: InducedRequest) -> Neighbors:
         """Return the edges to each target from the nodes, in the order of its list.
 
-        Errors are those of ``sample``.
+        Raises what ``sample`` raises.
         """
 
     def gather(self, ask: FeatureRequest, places: Int64Array, out: Sequence[Bytes]) -> None:
-        """Write row ``ask.rows[i]`` of column c to ``out[c][places[i]]``. Errors are those of ``sample``.
+        """Write row ``ask.rows[i]`` of column c to ``out[c][places[i]]``. Raises what ``sample`` raises.
 
         ``out`` has one uint8 matrix of shape [anything, row bytes] per column; ``places`` differ. When
         this returns or raises, nothing more is written.
         """
 
     def contains(self, ask: EdgeRequest) -> BoolArray:
-        """Return, bool [N], whether each pair is joined by an edge. Errors are those of ``sample``."""
+        """Return, bool [N], whether each pair is joined by an edge. Raises what ``sample`` raises."""
 
     def close(self) -> None:
         """Let go of files and connections. Closing twice is fine."""

@@ -251,7 +251,7 @@ class WalkSampler:
     def _visited(
         self, seeds: Int64Array, walks: Int64Array
     ) -> tuple[dict[NodeType, Int64Array], dict[str, Array]]:
-        """Return the nodes of each type, seeds first, then others in the order of the rows; and the walks."""
+        """Return the nodes of each type, seeds first, then in the order of the rows; and the walks."""
         nodes = {}
         local = np.empty(walks.shape, np.int32)
         for node_type in dict.fromkeys(self._types):

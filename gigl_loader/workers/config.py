@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from gigl_loader.channel.message import receive_fds, send_fds
-from gigl_loader.channel.ring import RingLayout, create_memory, map_memory
+from gigl_loader.channel.ring import RingLayout
+from gigl_loader.memfile import create_memory, map_memory
 from gigl_loader.sampling.request import InputColumn
 
 if TYPE_CHECKING:

@@ -9,12 +9,13 @@ import threading
 import time
 import traceback
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from gigl_loader.channel.frame import Failure
 from gigl_loader.channel.message import Response, Result, Spent
-from gigl_loader.channel.ring import Ring, State, create_memory, map_memory
+from gigl_loader.channel.ring import Ring, State
 from gigl_loader.errors import StorageUnavailable
+from gigl_loader.memfile import create_memory, map_memory
 from gigl_loader.sampling.request import INDEX_BYTES, BatchRequest, entry_bytes
 
 if TYPE_CHECKING:
@@ -95,29 +96,32 @@ class Executor:
         unavailable = False
         with self._underway.entered(request):
             try:
-                placed = self._place(sampler.sample(self._batch_request(request)))
+                sampled: SampledBatch = sampler.sample(self._batch_request(request))
+                slot, fd = self._place(sampled)
             except Exception as error:
                 unavailable = isinstance(error, StorageUnavailable)
-                failure = Failure.of(error, epoch=request.epoch, batch=request.batch, worker=self._worker)
-                placed = self._place(failure)
-        result = Result.FRAME if placed.fd is None else Result.OVERSIZE
-        wall_ns = time.perf_counter_ns() - began
+                sampled = Failure.of(error, epoch=request.epoch, batch=request.batch, worker=self._worker)
+                slot, fd = self._place(sampled)
         response = Response(
-            result, request.request_slot, placed.slot, placed.nbytes, wall_ns, unavailable, self._spent()
-        )
-        if placed.fd is None:
-            self._link.send(response.pack())
+            Result.FRAME if fd is None else Result.OVERSIZE,
+            request.request_slot,
+            slot,
+            sampled.layout.nbytes,
+            time.perf_counter_ns() - began,
+            unavailable,
+            self._spent(),
+        ).pack()
+        if fd is None:
+            self._link.send(response)
             return
         try:
-            socket.send_fds(self._link, [response.pack()], [placed.fd])
+            socket.send_fds(self._link, [response], [fd])
         finally:
-            os.close(placed.fd)
+            os.close(fd)
 
     def _batch_request(self, request: Request) -> BatchRequest:
-        index_bytes, nbytes = (
-            request.num_entries * INDEX_BYTES,
-            request.num_entries * entry_bytes(self._inputs),
-        )
+        index_bytes = request.num_entries * INDEX_BYTES
+        nbytes = request.num_entries * entry_bytes(self._inputs)
         entries = self._ring.request_slot(request.request_slot)[:nbytes].copy()
         return BatchRequest.read(
             request.epoch,
@@ -127,21 +131,24 @@ class Executor:
             columns=self._inputs,
         )
 
-    def _place(self, sampled: SampledBatch) -> _Placed:
-        """Write a frame into slots, or into a memory file when too few adjacent ones are free."""
+    def _place(self, sampled: SampledBatch) -> tuple[int, int | None]:
+        """Write a frame into slots, or into a memory file when too few adjacent ones are free.
+
+        Return the first slot, and the descriptor of the memory file.
+        """
         nbytes = sampled.layout.nbytes
         slots = self._ring.slots
         span = slots.span(nbytes)
         with self._slots_lock:
             slot = slots.take(span)
         if slot is None:
-            return _Placed(0, nbytes, _written_apart(sampled, nbytes))
+            return 0, _written_apart(sampled, nbytes)
         try:
             sampled.write(slots.buffer(slot, span)[:nbytes])
         except BaseException:
             slots.give(slot, span)
             raise
-        return _Placed(slot, nbytes, None)
+        return slot, None
 
     def _spent(self) -> Spent:
         costs = [counter.read() for counter in self._counters]
@@ -157,14 +164,6 @@ class Executor:
             wire_bytes_out=sum(cost.wire_bytes_out for cost in costs),
             peer_calls=sum(cost.peer_calls for cost in costs),
         )
-
-
-class _Placed(NamedTuple):
-    """Place of a frame: its first slot, or a memory file."""
-
-    slot: int
-    nbytes: int
-    fd: int | None
 
 
 class _Underway:

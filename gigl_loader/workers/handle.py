@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gigl_loader.channel.message import NOTHING, Request, Response, Result, Spent, receive
-from gigl_loader.channel.ring import Ring, State, create_memory, map_memory
+from gigl_loader.channel.ring import Ring, State
 from gigl_loader.errors import FormatError
+from gigl_loader.memfile import create_memory, map_memory
 from gigl_loader.workers.process import Incarnation
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class WorkerStats:
 
 
 def statistics(workers: Sequence[WorkerStats]) -> dict[str, Any]:
-    """Return the counters summed over all workers, and those of each worker under ``workers``."""
+    """Return the counters summed over all workers, and under ``workers`` the counters of each."""
     each = [worker.counts() for worker in workers]
     listed = [{"worker": i, "pid": workers[i].pid, **counts} for i, counts in enumerate(each)]
     return {**{name: sum(counts[name] for counts in each) for name in each[0]}, "workers": listed}
@@ -230,9 +231,9 @@ class WorkerHandle:
         """Return the worker, its process and its activity as text, for messages."""
         return f"worker {self.worker} (pid {self.incarnation.pid}): {self._activity()}"
 
-    def put_down(self, stopped_s: float) -> None:
+    def kill_stopped(self, stopped_s: float) -> None:
         """Kill a process that a signal stopped. Its end of file is then handled like that of any other."""
-        self.incarnation.put_down(f"was stopped by a signal for {stopped_s:.1f} s, and killed for it")
+        self.incarnation.kill_stopped(f"was stopped by a signal for {stopped_s:.1f} s, and killed for it")
 
     def reap(self) -> Death:
         """Reap a process that is gone and free what it held. Its finished frames stay valid."""

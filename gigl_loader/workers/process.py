@@ -156,7 +156,7 @@ class Incarnation:
         how = self._verdict or describe_status(status)
         return f"worker {self.worker} (pid {self.pid}) {how}", status
 
-    def put_down(self, verdict: str) -> None:
+    def kill_stopped(self, verdict: str) -> None:
         """Kill the process: its end of the socket closes. ``verdict`` is what ``reap`` then reports."""
         self._verdict = verdict
         self._process.send_signal(signal.SIGKILL)

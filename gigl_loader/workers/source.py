@@ -242,7 +242,7 @@ class WorkerSource:
             if time.monotonic() >= deadline:
                 raise self._timeout_error(timeout)
             for handle, seconds in self._detector.stalled(self._handles).items():
-                handle.put_down(seconds)
+                handle.kill_stopped(seconds)
         for fd, _ in events:
             if not self._collect(self._by_fd[fd]):
                 self._replace(self._by_fd[fd], fd)

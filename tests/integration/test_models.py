@@ -11,7 +11,7 @@ from torch_geometric.nn import HeteroConv, SAGEConv
 from torch_geometric.utils import trim_to_layer
 
 from gigl_loader import DistDataset, DistNeighborLoader
-from gigl_loader.loaders.collate import reversed_edge_types
+from gigl_loader.sampling.khop import reversed_edge_types
 from tests.support.pyg_graphs import heterogeneous, homogeneous
 
 DATA = homogeneous()

@@ -10,9 +10,10 @@ from torch_geometric.data import Data, HeteroData
 
 from gigl_loader.channel.frame import Frame
 from gigl_loader.graph.schema import Column, EdgeSchema, GraphSchema, NodeSchema
-from gigl_loader.loaders.collate import Collator, reversed_edge_types, seed_index
+from gigl_loader.loaders.collate import Collator, seed_index
 from gigl_loader.loaders.transfer import HostTensors, PackedTensors, ReusedMemory
 from gigl_loader.options import EdgeType
+from gigl_loader.sampling.khop import reversed_edge_types
 from gigl_loader.sampling.plan import BatchPlan
 from gigl_loader.tensors import ArraySpec, Layout, spec_of
 from tests.support.plans import neighbor_plan

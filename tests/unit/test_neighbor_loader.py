@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch_geometric.data import Data
 
 from gigl_loader import DistDataset, DistNeighborLoader
-from gigl_loader.loaders.collate import reversed_edge_types
+from gigl_loader.sampling.khop import reversed_edge_types
 from tests.support.pyg_graphs import heterogeneous, homogeneous, same_batch
 
 EDGE = ("node", "to", "node")

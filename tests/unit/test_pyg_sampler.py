@@ -20,9 +20,9 @@ from torch_geometric.sampler import (
 
 from gigl_client import RemoteDistDataset
 from gigl_loader import DistDataset, DistLinkNeighborLoader, DistNeighborLoader
-from gigl_loader.loaders.collate import reversed_edge_types
 from gigl_loader.partition import build_graph, tables_from_pyg
 from gigl_loader.pyg import GiglSampler
+from gigl_loader.sampling.khop import reversed_edge_types
 from tests.support.clusters import addresses_of, servers_of
 from tests.support.pyg_datasets import Built
 from tests.support.pyg_graphs import heterogeneous, homogeneous, weighted

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from gigl_loader.channel.ring import Ring, RingLayout, State, create_memory, map_memory
+from gigl_loader.channel.ring import Ring, RingLayout, State
 from gigl_loader.errors import FormatError
+from gigl_loader.memfile import create_memory, map_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

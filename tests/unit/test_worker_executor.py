@@ -16,8 +16,9 @@ import pytest
 
 from gigl_loader.channel.frame import Frame
 from gigl_loader.channel.message import Request, Response, Result, receive
-from gigl_loader.channel.ring import Ring, RingLayout, State, create_memory, map_memory
+from gigl_loader.channel.ring import Ring, RingLayout, State
 from gigl_loader.errors import StorageUnavailable
+from gigl_loader.memfile import create_memory, map_memory
 from gigl_loader.sampling.costs import CostCounter
 from gigl_loader.sampling.store import WireCounts
 from gigl_loader.tensors import ArraySpec, Layout

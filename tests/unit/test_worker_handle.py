@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from gigl_loader.channel.message import Request, Response, Result, receive
-from gigl_loader.channel.ring import Ring, RingLayout, SlotPool, State, create_memory
+from gigl_loader.channel.ring import Ring, RingLayout, SlotPool, State
 from gigl_loader.errors import FormatError
+from gigl_loader.memfile import create_memory
 from gigl_loader.sampling.request import BatchRequest
 from gigl_loader.workers import handle as handle_module
 from gigl_loader.workers.config import WorkerConfig

@@ -12,6 +12,8 @@ from gigl_loader.sampling.request import SEED, InputColumn
 from gigl_loader.sampling.seeds import EntryTimes, NodeSeeder, check_entry_times, time_inputs
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import NodeType
     from gigl_loader.sampling.plan import ColumnPlan, PlanFields, SamplerArguments, SamplerContext
@@ -67,12 +69,15 @@ class NeighborPlan(KHop):
 class KHopNeighborSamplerOptions:
     """K-hop neighbourhoods, sampled with the loader's ``num_neighbors``, ``replace``, ``weight_attr``, ..."""
 
+    draw: ClassVar[Mapping[str, Any]] = {}
+    """Fields of ``KHop`` that say how neighbours are drawn."""
+
     def plan(self, schema: GraphSchema, seed_type: NodeType, arguments: SamplerArguments) -> NeighborPlan:
-        return NeighborPlan.around(schema, seed_type, arguments)
+        return NeighborPlan.around(schema, seed_type, replace(arguments, draw=self.draw))
 
 
 @dataclass(frozen=True, slots=True)
-class LaborSamplerOptions:
+class LaborSamplerOptions(KHopNeighborSamplerOptions):
     """LABOR-0 (Balin and Catalyurek, "Layer-Neighbor Sampling", NeurIPS 2023): fewer nodes for a fanout.
 
     A neighbour ``t`` of a node with ``d`` neighbours is taken where ``r_t <= k / d``, with one random number
@@ -81,5 +86,4 @@ class LaborSamplerOptions:
     ``replace``, ``weight_attr``, ``time_attr`` or ``disjoint``.
     """
 
-    def plan(self, schema: GraphSchema, seed_type: NodeType, arguments: SamplerArguments) -> NeighborPlan:
-        return NeighborPlan.around(schema, seed_type, replace(arguments, labor=True))
+    draw: ClassVar[Mapping[str, Any]] = {"labor": True}

@@ -30,7 +30,7 @@ _REFUSED = ("num_neighbors", "replace", "weight_attr", "disjoint", "time_attr")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PPRPlan:
-    """Personalised PageRank of seed nodes of one type. Fields are those of ``PPRSamplerOptions``."""
+    """Personalised PageRank of seed nodes of one type. See ``PPRSamplerOptions`` for the fields."""
 
     kind: ClassVar[str] = "ppr"
 

@@ -33,7 +33,7 @@ class WalkPlan:
     path: tuple[EdgeType, ...]
     """Edge type of each step."""
     period: int = 1
-    """Steps after which the path repeats: those at which visits count."""
+    """Steps after which the path repeats. Visits count at these steps."""
     walks_per_seed: int
     p: float = 1.0
     q: float = 1.0
