@@ -41,9 +41,9 @@ def build_storage_server(
 ) -> StorageServer:
     """Bind all ports and begin to join. Returns when the ports are open; sampling begins once it is ready.
 
-    ``graph`` and ``credentials`` replace those that the options name. Raises ``ValueError`` for invalid
-    options and ``FormatError`` for a damaged graph, both before a port is bound; ``OSError`` where a port
-    cannot be bound, after ``port_wait_s`` where it is taken. With ``introduced``, which the first ``meet``
+    ``graph`` and ``credentials`` are used in place of the files that the options name. Raises ``ValueError``
+    for invalid options and ``FormatError`` for a damaged graph, both before a port is bound; ``OSError``
+    where a port cannot be bound, after ``port_wait_s`` where it is taken. With ``introduced``, which the first ``meet``
     sets, the server does not become ready before.
     """
     credentials = credentials or options.load_credentials()
@@ -80,7 +80,7 @@ class StorageServer:
         self._closed = False
         self._supervisor: Supervisor | None = None
         self._lost = ""
-        """Partitions of which no holder answers, as text, as told last."""
+        """Last logged text about partitions without a reachable holder."""
         self.parts = ServerParts(
             options,
             graph,
@@ -240,18 +240,11 @@ class StorageServer:
         self.failed.set()
         self._tell_health()
 
-    def _verify(self) -> None:
-        """Verify what batches are drawn from, and begin with the rest. ``FormatError`` for damage."""
-        verifier = self.parts.holdings.graph.verifier
-        verifier.check()
-        if self._options.scrub_rate:
-            verifier.scrub(self._options.scrub_rate, every_s=self._options.scrub_every_s)
-
     def _become_ready(self) -> PeerWatch:
         fault = self.parts.peer_client.own_fault() if self.parts.credentials.certificate else None
         if fault is not None:
             _LOGGER.warning("others will refuse this server: %s", fault)
-        self._verify()
+        self.parts.holdings.verify()
         if self._introduced is not None and not self._introduced.wait(self._options.join_timeout_s):
             raise StorageUnavailable("the parent process did not say which other servers there are")
         self.parts.discovery.run(self._options.join_timeout_s)
