@@ -59,11 +59,11 @@ class StoreCluster:
 
         Call ``ray.init`` before. ``graph_dir`` is a path that exists on all machines that may get a server.
         Partitions are assigned to the servers in order, each to ``replicas`` of them. ``num_cpus``,
-        ``memory`` (bytes) and ``resources`` are what Ray reserves for each server; it samples ``workers`` batches at
-        once, by default ``num_cpus``. ``options`` are further options of ``gigl-loader serve``; files that
-        they name are those of the server's machine. With a token, the servers also get a new cluster key.
-        Beyond one machine, give ``tls_cert``, ``tls_key`` and ``token_file``, or ``{"insecure": True}`` on a
-        network that you trust, as on the command line.
+        ``memory`` (bytes) and ``resources`` are what Ray reserves for each server; it samples ``workers``
+        batches at once, by default ``num_cpus``. ``options`` are further options of ``gigl-loader serve``;
+        files that they name are those of the server's machine. With a token, the servers also get a new
+        cluster key. Beyond one machine, give ``tls_cert``, ``tls_key`` and ``token_file``, or
+        ``{"insecure": True}`` on a network that you trust, as on the command line.
 
         Raises ``ValueError`` for bad options, more servers than partitions or a name that is taken,
         ``TimeoutError`` where Ray finds no machines for them or servers do not become ready in ``timeout_s``,

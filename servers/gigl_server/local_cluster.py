@@ -73,8 +73,8 @@ class LocalCluster:
         each partition: the one it is assigned to and its predecessors. Each server samples ``workers``
         batches at once. ``options`` are further options of ``gigl-loader serve``, such as ``{"lease": 5}``.
         Raises ``ValueError`` for more servers than partitions or more replicas than servers, ``TimeoutError``
-        or a server's own error if a server does not become ready. Servers log messages from ``log_level`` on to
-        this process's stderr. With a token, they also get a new cluster key, unless ``options`` name one.
+        or a server's own error if a server does not become ready. Servers log messages from ``log_level`` on
+        to this process's stderr. With a token, they also get a new cluster key, unless ``options`` name one.
         """
         given = {"listen": "127.0.0.1:0", **(options or {}), "graph_dir": graph_dir, "workers": workers}
         base = read_settings(given, {}, {})

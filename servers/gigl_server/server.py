@@ -43,8 +43,8 @@ def build_storage_server(
 
     ``graph`` and ``credentials`` are used in place of the files that the options name. Raises ``ValueError``
     for invalid options and ``FormatError`` for a damaged graph, both before a port is bound; ``OSError``
-    where a port cannot be bound, after ``port_wait_s`` where it is taken. With ``introduced``, which the first ``meet``
-    sets, the server does not become ready before.
+    where a port cannot be bound, after ``port_wait_s`` where it is taken. With ``introduced``, which the
+    first ``meet`` sets, the server does not become ready before.
     """
     credentials = credentials or options.load_credentials()
     credentials.check_reach(options.address)
