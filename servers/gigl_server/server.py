@@ -10,11 +10,10 @@ from gigl_loader.errors import StorageUnavailable
 from gigl_loader.graph.graph import Graph
 from gigl_loader.options import check_verify
 from gigl_loader.rpc.endpoint import is_local
-from gigl_loader.rpc.requests import Envelope
 from gigl_server.cluster.peers import PeerWatch
 from gigl_server.composition import ServerParts
 from gigl_server.partitions.adoption import open_graph
-from gigl_server.ports.probe import ControlProbe, DataProbe
+from gigl_server.ports.probe import watched_ports
 from gigl_server.preflight import PORT_WAIT_S, wait_free
 from gigl_server.supervision import Part, Supervisor
 
@@ -185,19 +184,16 @@ class StorageServer:
             self._introduced.set()
 
     def _supervise(self) -> None:
-        parts, options = self.parts, self._options
-        own, metrics = parts.own, parts.metrics
-        control = ControlProbe(options.address, own.control_port, lambda: parts.credentials, host=own.host)
-        data = DataProbe(
-            options.data_address,
-            own.data_port,
-            lambda: parts.credentials,
-            host=own.host,
-            ping=Envelope(graph=parts.digest, partition=own.partitions[0]),
-        )
+        parts, options, metrics = self.parts, self._options, self.parts.metrics
         watched = [
-            Part(name="the control port", threads=lambda: parts.control.threads, check=control.check),
-            Part(name="the data port", threads=lambda: parts.data.threads, check=data.check),
+            *watched_ports(
+                parts.own,
+                parts.control,
+                parts.data,
+                listen=(options.address, options.data_address),
+                credentials=lambda: parts.credentials,
+                graph=parts.digest,
+            ),
             Part(name="the ring server", threads=lambda: (parts.ring_server.thread,)),
             Part(name="the sampling service", threads=lambda: parts.service.threads),
             Part(name="the metrics port", threads=lambda: (metrics.thread,) if metrics else ()),
