@@ -32,22 +32,22 @@ _BIND_S = 60.0
 _END_S = 10.0
 _LOOK_S = 1.0
 _PATIENCE_S = 60.0
-"""Servers that start together wait for each other for so long."""
+"""Time for which servers that start together wait for each other."""
 _LONGEST_PAUSE_S = 10.0
 _STEADY_S = 60.0
-"""A server that ran for so long is started again at once."""
+"""A server that ran this long is started again at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerPlan:
-    """What one actor runs."""
+    """Plan of the server that one actor runs."""
 
     cluster: str
     index: int
     servers: int
     partitions: tuple[int, ...]
     options: Mapping[str, Any]
-    """Of ``gigl-loader serve``, by name."""
+    """Options of ``gigl-loader serve``, by name."""
     token: str = field(repr=False)
     cluster_key: str = field(repr=False)
     log_level: str
@@ -59,7 +59,7 @@ class ServerPlan:
 
 
 class StoreActor:
-    """One storage server, in a process of its own. Ray makes the actor anew where its machine is lost."""
+    """One storage server, in a process of its own. Ray starts the actor again where its machine is lost."""
 
     def __init__(self, plan: ServerPlan) -> None:
         """Start the server. Returns at once."""
@@ -113,7 +113,7 @@ class StoreActor:
                 if self._ending.is_set():
                     return
                 _LOGGER.warning("%s %s: starting it again", name, process.describe())
-            except Exception as error:  # Whatever it is, a server that nobody starts again is worse.
+            except Exception as error:  # Any error: a server that is not started again is worse.
                 self._failure, self._settings = error, None  # Another port, and files as they are then.
                 _LOGGER.error("%s: %s; starting it again", name, error)
             self._ready.clear()
@@ -139,7 +139,7 @@ class StoreActor:
         return process
 
     def _run(self, process: ServerProcess) -> None:
-        """Tell the server of the others until it is ready. Returns when it has ended, or at ``stop``."""
+        """Send addresses of the other servers until the server is ready. Returns at its end or ``stop``."""
         told = self._first_others()
         process.meet(sorted(told))
         while not self._ending.is_set() and process.status(0) is None:
@@ -174,9 +174,9 @@ class StoreActor:
 
 
 def _is_made_anew() -> bool:
-    """Return whether Ray has made this actor before."""
+    """Return whether Ray has started this actor before."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Of what Ray itself uses to find it out.
+        warnings.simplefilter("ignore", DeprecationWarning)  # Ray names no other way.
         return bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
@@ -194,10 +194,10 @@ def _settings_of(plan: ServerPlan) -> tuple[ServeOptions, Credentials]:
 
 
 NAMESPACE = "gigl"
-"""Of the actors, so that other Ray jobs find them, too."""
+"""Namespace of the actors, in which other Ray jobs find them, too."""
 
 _ANSWER_S = 5.0
-"""An actor that Ray is about to place elsewhere answers when it runs: nobody waits for it."""
+"""Timeout of asking actors for addresses. One that Ray is placing elsewhere responds later."""
 
 
 def find_servers(name: str = "gigl-store", *, timeout_s: float = 60.0) -> list[str]:
@@ -226,12 +226,12 @@ def actor_name(cluster: str, index: int) -> str:
 
 
 def addresses_of(names: Iterable[str]) -> list[str]:
-    """Return the addresses of those actors of these names whose server listens, in order."""
+    """Return the addresses of the named actors whose server listens, in order."""
     asked = []
     for name in names:
         try:
             actor: Any = ray.get_actor(name, namespace=NAMESPACE)
-        except ValueError:  # Not there yet, or not any more.
+        except ValueError:  # Not placed yet, or gone.
             continue
         asked.append(actor.address.remote())
     if not asked:
@@ -239,7 +239,7 @@ def addresses_of(names: Iterable[str]) -> list[str]:
     answered, _ = ray.wait(asked, num_returns=len(asked), timeout=_ANSWER_S)
     found = []
     for each in answered:
-        with suppress(RayError):  # It is being made anew.
+        with suppress(RayError):  # Ray is starting it again.
             found.append(str(ray.get(each)))
     return [address for address in found if address]
 

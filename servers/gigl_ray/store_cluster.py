@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 _CALLS_AT_ONCE = 8
-"""Of an actor: others ask for its address while it is waited for."""
+"""Concurrent calls of an actor: other actors ask for its address during ``wait_ready``."""
 _STOP_S = 15.0
 _ANSWER_S = 10.0
 
@@ -58,12 +58,12 @@ class StoreCluster:
         """Place ``servers`` actors, and wait until all servers are ready.
 
         Call ``ray.init`` before. ``graph_dir`` is a path that exists on all machines that may get a server.
-        Partitions are dealt to the servers in order, each to ``replicas`` of them. ``num_cpus``, ``memory``
-        (bytes) and ``resources`` are what Ray reserves for each server; it samples ``workers`` batches at
-        once, by default ``num_cpus``. ``options`` are further options of ``gigl-loader serve``; files that
-        they name are those of the server's machine. With a token, the servers also get a new cluster key.
-        Beyond one machine, give ``tls_cert``, ``tls_key`` and ``token_file``, or ``{"insecure": True}`` on a
-        network that you trust, as on the command line.
+        Partitions are assigned to the servers in order, each to ``replicas`` of them. ``num_cpus``,
+        ``memory`` (bytes) and ``resources`` are what Ray reserves for each server; it samples ``workers``
+        batches at once, by default ``num_cpus``. ``options`` are further options of ``gigl-loader serve``;
+        files that they name are those of the server's machine. With a token, the servers also get a new
+        cluster key. Beyond one machine, give ``tls_cert``, ``tls_key`` and ``token_file``, or
+        ``{"insecure": True}`` on a network that you trust, as on the command line.
 
         Raises ``ValueError`` for bad options, more servers than partitions or a name that is taken,
         ``TimeoutError`` where Ray finds no machines for them or servers do not become ready in ``timeout_s``,
@@ -74,7 +74,7 @@ class StoreCluster:
             "workers": workers or max(int(num_cpus), 1),
             **(options or {}),
         }
-        # A mistake is told before anything is placed.
+        # Invalid options are refused before any actor is placed.
         settings = read_settings({"listen": "127.0.0.1:0", **given}, {}, {})
         if not ray.is_initialized():
             raise RuntimeError("there is no Ray cluster here: call ray.init() first")
@@ -116,7 +116,7 @@ class StoreCluster:
 
     @property
     def addresses(self) -> list[str]:
-        """Control addresses of the servers that answer now. ``StorageUnavailable`` where none does."""
+        """Control addresses of the servers that respond now. ``StorageUnavailable`` where none does."""
         found = addresses_of(actor_name(self.name, index) for index in range(len(self._actors)))
         if not found:
             raise StorageUnavailable(f"no server of {self.name!r} answers")
@@ -143,7 +143,7 @@ class StoreCluster:
         return int(_outcome(count.remote(str(Path(graph_dir).absolute())), deadline))
 
     def _place(self, plan: ServerPlan) -> Any:
-        """Make the actor of a server. Ray makes it anew, elsewhere if need be, for as long as this lives."""
+        """Start the actor of a server. Ray restarts it, elsewhere if need be, while this object lives."""
         actor: Any = ray.remote(StoreActor).options(
             name=actor_name(self.name, plan.index),
             namespace=NAMESPACE,
@@ -182,7 +182,7 @@ def _refuse_taken(name: str) -> None:
 
 
 def _tell_of_room(bundle: Mapping[str, float], servers: int, timeout_s: float) -> None:
-    """Warn where the machines of now have too little for all servers: others may come."""
+    """Warn where the current machines have no room for all servers: Ray may add machines."""
     known: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     machines = [machine["Resources"] for machine in known if machine["Alive"]]
     places = sum(

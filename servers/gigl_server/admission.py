@@ -76,7 +76,7 @@ class Access:
         self.renew(credentials)
 
     def renew(self, credentials: Credentials, *, before: Credentials | None = None) -> None:
-        """Use the grants of other tokens from now on, and of those of ``before``: ports change one by one.
+        """Use the grants of these tokens from now on, and those of ``before``: ports change one by one.
 
         ``ValueError`` if the first token, which servers show each other, may not read the graph.
         """
@@ -158,7 +158,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortLimits:
-    """Limits on whoever connects to a port. 0: the port has no such limit."""
+    """Limits on the callers of one port, with or without a token. 0: the port has no such limit."""
 
     connections: int = 0
     connections_per_address: int = 0
@@ -174,13 +174,13 @@ CONTROL_PORT = PortLimits(connections=8192, first_s=5.0)
 PEER_PORT = PortLimits(connections=8192, calls=512, first_s=5.0)
 """Control port of a peer service."""
 DATA_PORT = PortLimits(connections=256, calls=512, first_s=15.0)
-"""Connections are those without a token, of which the oldest is cut. Clients of this library show a token
-with the first bytes. Each call holds a thread."""
+"""Limits of connections that have shown no token: beyond them, the oldest is cut. Clients of this library
+show a token with the first bytes. Each call holds a thread."""
 RING_PORT = PortLimits(connections=64, first_s=2.0)
 METRICS_PORT = PortLimits(connections=32, connections_per_address=16, first_s=2.0)
 """Each connection holds a thread, until the last byte of its reply at most ``first_s`` later."""
 WATCHES = PortLimits(calls=14, calls_per_caller=4)
-"""Calls of health that last. Without a token, 20 s."""
+"""Watches of health. Without a token, each ends after 20 s."""
 REFLECTIONS = PortLimits(calls=2, calls_per_caller=1)
 
 

@@ -24,7 +24,7 @@ class Renewal:
     """Reads certificates and tokens again when their files change. For one thread.
 
     Files are read once they have stayed the same between two looks, as a certificate and its key are seldom
-    written at the same moment. What cannot be used is told once in the log; what was in use before stays.
+    written at the same moment. Files that cannot be used are logged once; the previous content stays in use.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Renewal:
         self._told = ""
 
     def look(self) -> None:
-        """Look at the files, at most every two seconds."""
+        """Check whether the files changed, at most every two seconds."""
         now = self._clock()
         if now < self._next:
             return

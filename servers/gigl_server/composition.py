@@ -88,7 +88,6 @@ class ServerParts:
         stack.callback(queries.close)
         self.service = SamplingService(
             graph,
-            graph.parts,
             workers=options.num_workers,
             limits=_limits(options),
             counters=counters,
@@ -223,7 +222,7 @@ class ServerParts:
     def announce(self, partitions: Sequence[int], *, repairing: Sequence[int] = ()) -> None:
         """Tell servers and trainers that this server serves ``partitions`` from now on (``Holdings``).
 
-        Files of ``repairing`` lie here, too: other servers may copy them. Call it when the ports serve them.
+        Files of ``repairing`` are here, too: other servers may copy them. Call it when the ports serve all.
         """
         self.control.announce(partitions, repairing=repairing)
         self.discovery.announce(partitions)

@@ -224,9 +224,7 @@ class ServeOptions:
     @property
     def data_address(self) -> Address:
         """Listening address of the data port."""
-        control = self.address
-        following = control.port and control.port + 1
-        return replace(control, port=following if self.data_port is None else self.data_port)
+        return data_address_of(self.address, self.data_port)
 
     @property
     def listening_addresses(self) -> tuple[Address, ...]:
@@ -239,7 +237,7 @@ class ServeOptions:
     @property
     def reachable_host(self) -> str:
         """Name or address under which other hosts reach this server."""
-        return self.address.host if self.advertise is None else self.advertise
+        return reachable_host(self.address, self.advertise)
 
     @property
     def num_workers(self) -> int:
@@ -300,13 +298,8 @@ class ServeOptions:
         from gigl_loader.rpc.secret_files import naming
 
         control, data = self.address, self.data_address
-        if self.advertise is not None:
-            replace(control, host=self.advertise)
-        elif control.is_wildcard:
-            raise ValueError(
-                f"listen: {control} stands for every address of this host: say which one others shall use "
-                "(advertise)"
-            )
+        with naming("listen" if self.advertise is None else "advertise"):
+            reachable_host(control, self.advertise)
         if control.port and control.port == data.port:
             raise ValueError(f"control and data cannot share port {control.port}")
         if bool(self.tls_cert) != bool(self.tls_key):
@@ -339,6 +332,23 @@ class ServeOptions:
                 give_tls="give tls_cert and tls_key, or say insecure on a network that you trust",
                 give_token="give token_file, or tls_client_ca, or say insecure on a network that you trust",
             )
+
+
+def data_address_of(control: Address, data_port: int | None) -> Address:
+    """Return the address of the data port: by default, the port after that of the control port."""
+    following = control.port and control.port + 1
+    return replace(control, port=following if data_port is None else data_port)
+
+
+def reachable_host(listen: Address, advertise: str | None) -> str:
+    """Return the name or address under which other hosts reach a server. ``ValueError``: there is none."""
+    if advertise is not None:
+        return replace(listen, host=advertise).host
+    if listen.is_wildcard:
+        raise ValueError(
+            f"{listen} stands for every address of this host: say which one others shall use (advertise)"
+        )
+    return listen.host
 
 
 SERVE_OPTIONS: Mapping[str, Option] = options_of(ServeOptions)

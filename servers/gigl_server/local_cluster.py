@@ -35,7 +35,7 @@ def count_partitions(graph_dir: str | os.PathLike[str]) -> int:
 def deal(partitions: int, servers: int, replicas: int = 1) -> list[tuple[int, ...]]:
     """Return the partitions of each server: in order, as evenly as possible.
 
-    With ``replicas``, each is held by so many servers: the one that it is dealt to and those before it.
+    With ``replicas``, that many servers hold each partition: the one it is assigned to and its predecessors.
     ``ValueError`` for more servers than partitions, or more replicas than servers.
     """
     if not 1 <= servers <= partitions:
@@ -69,12 +69,12 @@ class LocalCluster:
     ) -> None:
         """Start ``servers`` processes on free loopback ports, and wait until all are ready.
 
-        Partitions are assigned in order, as evenly as possible. With ``replicas``, each is held by so many
-        servers: the one that it is assigned to and those before it. Each server samples ``workers`` batches
-        at once. ``options`` are further options of ``gigl-loader serve``, such as ``{"lease": 5}``. Raises
-        ``ValueError`` for more servers than partitions or more replicas than servers, ``TimeoutError`` or a
-        server's own error if a server does not become ready. Servers log messages from ``log_level`` on to
-        this process's stderr. With a token, they also get a new cluster key, unless ``options`` name one.
+        Partitions are assigned in order, as evenly as possible. With ``replicas``, that many servers hold
+        each partition: the one it is assigned to and its predecessors. Each server samples ``workers``
+        batches at once. ``options`` are further options of ``gigl-loader serve``, such as ``{"lease": 5}``.
+        Raises ``ValueError`` for more servers than partitions or more replicas than servers, ``TimeoutError``
+        or a server's own error if a server does not become ready. Servers log messages from ``log_level`` on
+        to this process's stderr. With a token, they also get a new cluster key, unless ``options`` name one.
         """
         given = {"listen": "127.0.0.1:0", **(options or {}), "graph_dir": graph_dir, "workers": workers}
         base = read_settings(given, {}, {})
@@ -188,7 +188,7 @@ class LocalCluster:
 
 
 def _end_all(incarnations: list[ServerProcess], owner: int) -> None:
-    """End every server. All are told to end before the first is waited for."""
+    """End every server. The sockets of all are closed before the first wait."""
     if os.getpid() != owner:
         return
     for incarnation in incarnations:

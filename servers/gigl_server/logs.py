@@ -143,7 +143,7 @@ class _Window:
 class AuditLog:
     """Log of refused calls. Thread-safe; a flood of refusals neither fills a disk nor hides other callers.
 
-    At most 5 lines a minute of a caller and 60 of all callers; a later line counts those left out.
+    At most 5 lines a minute of a caller and 60 of all callers; a later line has the number of lines left out.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -10,11 +10,10 @@ from gigl_loader.errors import StorageUnavailable
 from gigl_loader.graph.graph import Graph
 from gigl_loader.options import check_verify
 from gigl_loader.rpc.endpoint import is_local
-from gigl_loader.rpc.requests import Envelope
 from gigl_server.cluster.peers import PeerWatch
 from gigl_server.composition import ServerParts
 from gigl_server.partitions.adoption import open_graph
-from gigl_server.ports.probe import ControlProbe, DataProbe
+from gigl_server.ports.probe import watched_ports
 from gigl_server.preflight import PORT_WAIT_S, wait_free
 from gigl_server.supervision import Part, Supervisor
 
@@ -41,10 +40,10 @@ def build_storage_server(
 ) -> StorageServer:
     """Bind all ports and begin to join. Returns when the ports are open; sampling begins once it is ready.
 
-    ``graph`` and ``credentials`` replace those that the options name. Raises ``ValueError`` for invalid
-    options and ``FormatError`` for a damaged graph, both before a port is bound; ``OSError`` where a port
-    cannot be bound, after ``port_wait_s`` where it is taken. With ``introduced``, which the first ``meet``
-    sets, the server does not become ready before.
+    ``graph`` and ``credentials`` are used in place of the files that the options name. Raises ``ValueError``
+    for invalid options and ``FormatError`` for a damaged graph, both before a port is bound; ``OSError``
+    where a port cannot be bound, after ``port_wait_s`` where it is taken. With ``introduced``, which the
+    first ``meet`` sets, the server does not become ready before.
     """
     credentials = credentials or options.load_credentials()
     credentials.check_reach(options.address)
@@ -80,7 +79,7 @@ class StorageServer:
         self._closed = False
         self._supervisor: Supervisor | None = None
         self._lost = ""
-        """Partitions of which no holder answers, as text, as told last."""
+        """Last logged text about partitions without a reachable holder."""
         self.parts = ServerParts(
             options,
             graph,
@@ -185,19 +184,16 @@ class StorageServer:
             self._introduced.set()
 
     def _supervise(self) -> None:
-        parts, options = self.parts, self._options
-        own, metrics = parts.own, parts.metrics
-        control = ControlProbe(options.address, own.control_port, lambda: parts.credentials, host=own.host)
-        data = DataProbe(
-            options.data_address,
-            own.data_port,
-            lambda: parts.credentials,
-            host=own.host,
-            ping=Envelope(graph=parts.digest, partition=own.partitions[0]),
-        )
+        parts, options, metrics = self.parts, self._options, self.parts.metrics
         watched = [
-            Part(name="the control port", threads=lambda: parts.control.threads, check=control.check),
-            Part(name="the data port", threads=lambda: parts.data.threads, check=data.check),
+            *watched_ports(
+                parts.own,
+                parts.control,
+                parts.data,
+                listen=(options.address, options.data_address),
+                credentials=lambda: parts.credentials,
+                graph=parts.digest,
+            ),
             Part(name="the ring server", threads=lambda: (parts.ring_server.thread,)),
             Part(name="the sampling service", threads=lambda: parts.service.threads),
             Part(name="the metrics port", threads=lambda: (metrics.thread,) if metrics else ()),
@@ -240,18 +236,11 @@ class StorageServer:
         self.failed.set()
         self._tell_health()
 
-    def _verify(self) -> None:
-        """Verify what batches are drawn from, and begin with the rest. ``FormatError`` for damage."""
-        verifier = self.parts.holdings.graph.verifier
-        verifier.check()
-        if self._options.scrub_rate:
-            verifier.scrub(self._options.scrub_rate, every_s=self._options.scrub_every_s)
-
     def _become_ready(self) -> PeerWatch:
         fault = self.parts.peer_client.own_fault() if self.parts.credentials.certificate else None
         if fault is not None:
             _LOGGER.warning("others will refuse this server: %s", fault)
-        self._verify()
+        self.parts.holdings.verify()
         if self._introduced is not None and not self._introduced.wait(self._options.join_timeout_s):
             raise StorageUnavailable("the parent process did not say which other servers there are")
         self.parts.discovery.run(self._options.join_timeout_s)

@@ -23,7 +23,9 @@ from gigl_loader.rpc.remote_store import Directory
 from gigl_loader.rpc.replicas import connection_to
 from gigl_loader.rpc.tokens import Token
 from gigl_server.peer_server import PeerServer, build_server
+from gigl_server.ports.data import DataPort
 from tests.support.leftovers import wait_until
+from tests.support.made import record_made
 from tests.support.peers import TOKEN
 from tests.support.raw_data import connected_socket, header_of, request_bytes
 
@@ -67,7 +69,14 @@ def requests(graph: Graph) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def server(graph: Graph) -> Iterator[PeerServer]:
+def ports() -> Iterator[list[DataPort]]:
+    """The data ports that were opened since the beginning of the test."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield record_made(patch, DataPort)
+
+
+@pytest.fixture
+def server(graph: Graph, ports: list[DataPort]) -> Iterator[PeerServer]:
     with build_server(graph, [0], "127.0.0.1:0", CREDENTIALS) as server:
         yield server
 
@@ -84,15 +93,16 @@ def works(honest: Directory, number: int) -> None:
     assert honest.find_texts("node", [TEXTS[number], "unknown"]).tolist() == [number, -1]
 
 
-def is_idle(server: PeerServer) -> bool:
+def is_idle(port: DataPort) -> bool:
     """Return whether no reply is being made or sent."""
-    return not (server._data._turns.lent or server._data._calls.lent)
+    return not (port._turns.lent or port._calls.lent)
 
 
 @pytest.mark.slow
 def test_bombs_of_texts_hold_up_no_other_caller_and_end_with_theirs(
-    server: PeerServer, honest: Directory, requests: dict[str, bytes]
+    server: PeerServer, ports: list[DataPort], honest: Directory, requests: dict[str, bytes]
 ) -> None:
+    [port] = ports
     ending = Event()
 
     def flood(request: bytes) -> int:
@@ -108,12 +118,12 @@ def test_bombs_of_texts_hold_up_no_other_caller_and_end_with_theirs(
         threads = stack.enter_context(ThreadPoolExecutor(CALLERS))
         stack.callback(ending.set)
         floods = [threads.submit(flood, each) for each in requests.values() for _ in range(CALLERS // 2)]
-        assert wait_until(lambda: server._data._turns.lent > 0, seconds=SOON_S)
+        assert wait_until(lambda: port._turns.lent > 0, seconds=SOON_S)
         for number in range(20):
             works(honest, number)
         ending.set()
         assert all(each.result(SOON_S) for each in floods)
-    assert wait_until(lambda: is_idle(server), seconds=SOON_S)
+    assert wait_until(lambda: is_idle(port), seconds=SOON_S)
 
 
 @pytest.mark.parametrize(
@@ -123,6 +133,7 @@ def test_bombs_of_texts_hold_up_no_other_caller_and_end_with_theirs(
 )
 def test_texts_of_a_slow_disk_are_not_read_for_a_caller_that_is_gone(
     server: PeerServer,
+    ports: list[DataPort],
     honest: Directory,
     requests: dict[str, bytes],
     monkeypatch: pytest.MonkeyPatch,
@@ -144,7 +155,7 @@ def test_texts_of_a_slow_disk_are_not_read_for_a_caller_that_is_gone(
     with connected_socket(server.endpoint.data_address, requests[name]):
         assert wait_until(lambda: bool(sizes), seconds=SOON_S)
         works(honest, 7)
-        assert not is_idle(server)
-    assert wait_until(lambda: is_idle(server), seconds=SOON_S)
+        assert not is_idle(ports[0])
+    assert wait_until(lambda: is_idle(ports[0]), seconds=SOON_S)
     assert set(sizes) == {TOGETHER}
     assert len(sizes) < MAX_TEXTS // TOGETHER

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
     from contextlib import AbstractContextManager
 
-    from gigl_loader.rpc.refusals import Refusal
     from gigl_loader.rpc.tokens import Grant
-    from gigl_server.sampling.frame_maker import MadeFrame
     from gigl_server.sessions.channel import Result, SampleTask
 
 __all__ = ["JOB", "OTHER_JOB", "Answers", "Clock", "Gate", "Trainer", "sample_request", "service_of"]
@@ -135,7 +133,6 @@ def service_of(
     more: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     service = SamplingService(
         graph,
-        [0],
         workers=workers,
         limits=Limits(**limits),
         counters=Counters(),
@@ -157,7 +154,7 @@ def _holding_up(gate: Gate) -> AbstractContextManager[Any]:
     """Hold up, while entered, whoever makes a frame in this process."""
     make = FrameMaker.make
 
-    def held_up(maker: FrameMaker, task: SampleTask, thread: int) -> MadeFrame | Refusal:
+    def held_up(maker: FrameMaker, task: SampleTask, thread: int) -> Result:
         gate()
         return make(maker, task, thread)
 

@@ -27,7 +27,7 @@ _LOGGER = logging.getLogger(__name__)
 _AT_ONCE = 8
 _ATTEMPT_S = 5.0
 _TOLD_ATTEMPT_S = 2.0
-_TOLD_AT_ONCE = 16  # Any holder of the token may announce servers: silent ones must not delay others.
+_TOLD_AT_ONCE = 16  # Any holder of the token may announce servers: silent ones must not delay the others.
 _HEARD_S = 1.0  # Between two rounds of queries for a newer membership.
 _MEET_S = 5.0
 """Servers that start at the same time are up within some seconds of each other."""
@@ -37,7 +37,7 @@ _MAX_ADDRESSES = 4096  # Limit on announced addresses: more than any cluster has
 class Discovery:
     """Queries known servers for further servers. ``tell``, ``expect`` and ``announce`` are thread-safe.
 
-    ``run`` finds a holder for each partition, and meets the servers that are expected: ``peers``, and those
+    ``run`` finds a holder for each partition, and meets the servers that are expected: ``peers``, and servers
     given to ``expect``. Two servers have met once each has the other in its membership. ``follow`` meets the
     servers that come after that.
     """
@@ -101,19 +101,23 @@ class Discovery:
 
         Empty when nothing is missing.
         """
-        missing = self.missing
+        awaited = self._awaited()
+        with self._lock:
+            errors = "; ".join(list(self._errors.values())[:4])
+        return f"waits for {awaited}" + (f" ({errors})" if errors else "") if awaited else ""
+
+    def _awaited(self) -> str:
+        """Missing partitions, or expected servers that were not met, as text."""
+        if missing := self.missing:
+            return f"partitions {listed(missing)}"
         with self._lock:
             expected = sorted(self._expected)
-            errors = "; ".join(list(self._errors.values())[:4])
-        if not missing and not expected:
-            return ""
         more = f" and {len(expected) - 4} more" if len(expected) > 4 else ""
-        waits = f"partitions {listed(missing)}" if missing else f"servers {', '.join(expected[:4])}{more}"
-        return f"waits for {waits}" + (f" ({errors})" if errors else "")
+        return f"servers {', '.join(expected[:4])}{more}" if expected else ""
 
     @property
     def without_holder(self) -> str:
-        """Partitions of which no holder answers, and who held them, as text; empty where there is none."""
+        """Partitions without a reachable holder, and their holders, as text. Empty: there is none."""
         lost = self.membership.unanswered(self._num_partitions)
         if not lost:
             return ""
@@ -162,7 +166,7 @@ class Discovery:
     def run(self, timeout_s: float) -> tuple[Endpoint, ...]:
         """Return the members once they serve all partitions together, and expected servers were met.
 
-        An expected server that does not answer is waited for some seconds only: it may be gone for good.
+        A silent expected server is waited for a few seconds only: it may be gone for good.
         Raises ``JoinRefused`` where a trusted server does not fit: one of ``peers``, or one that such a
         server knows. Raises ``StorageUnavailable`` with what is missing after ``timeout_s``.
         """
@@ -185,7 +189,7 @@ class Discovery:
         return self.members
 
     def heard(self, version: int) -> None:
-        """Take note of the version of a membership that a reply told: a newer one is fetched soon."""
+        """Record the version of a membership from a reply. A newer membership is fetched soon."""
         now = time.monotonic()
         if version > self.membership.version and now - self._heard >= _HEARD_S:
             self._heard = now
@@ -238,7 +242,7 @@ class Discovery:
         self._end_pause()
 
     def _round(self, pool: ThreadPoolExecutor, left: float) -> None:
-        """Query trusted servers, then some announced ones: first those that respond, and the newest."""
+        """Query trusted servers, then some announced ones: responding and new ones first."""
         with self._lock:
             named = [address for address in self._addresses if address in self._trusted]
             told = [address for address in reversed(self._addresses) if address not in self._trusted]
@@ -350,14 +354,10 @@ class Discovery:
             self._silent.pop(address, None)
 
     def _tell_log(self) -> None:
-        with self._lock:
-            expected = ", ".join(sorted(self._expected)[:4])
-        missing = (
-            f"waiting for partitions {listed(self.missing)}" if self.missing else f"waiting for {expected}"
-        )
-        if missing != self._logged:
-            _LOGGER.info("%s", missing)
-            self._logged = missing
+        awaited = self._awaited()
+        if awaited != self._logged:
+            _LOGGER.info("waiting for %s", awaited)
+            self._logged = awaited
 
     def _given_up(self, timeout_s: float) -> Exception:
         if self._closed:

@@ -1,4 +1,4 @@
-"""Membership: the servers of a cluster as one server knows them; and readiness, as it tells others."""
+"""Membership: the servers of a cluster as one server knows them, and the readiness of that server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gigl_server.cluster.discovery import Discovery
 
 _MAX_VERSION = 1 << 62
-"""Versions beyond this are not merged: a wrong one could not be outdone."""
+"""Versions beyond this are not merged: no later change could exceed a wrong one."""
 
 
 class Membership:
@@ -57,7 +57,7 @@ class Membership:
 
     @property
     def away(self) -> frozenset[str]:
-        """Control addresses of the servers that did not answer this one lately."""
+        """Control addresses of the servers that did not respond to the last queries."""
         return self._away
 
     def snapshot(self) -> tuple[int, tuple[Endpoint, ...]]:
@@ -101,7 +101,7 @@ class Membership:
     def merge(self, version: int, members: Iterable[Endpoint]) -> None:
         """Take over the version of another server's view, where both have the same set.
 
-        A view of another set is outdone by the next change here.
+        The next change here makes this view newer than one of another set.
         """
         if not 0 < version < _MAX_VERSION:
             return
@@ -111,12 +111,12 @@ class Membership:
                 self._version = max(self._version, version)
 
     def set_away(self, addresses: Iterable[str]) -> None:
-        """Mark the servers that do not answer. This does not change the set."""
+        """Mark the servers that do not respond. This does not change the set."""
         with self._lock:
             self._away = frozenset(addresses) & self._members.keys()
 
     def others_hold(self, member: Endpoint) -> bool:
-        """Return whether other servers, which answer, hold all partitions of a member."""
+        """Return whether other reachable servers hold all partitions of a member."""
         with self._lock:
             answering = [
                 each
@@ -132,7 +132,7 @@ class Membership:
         return [part for part in range(num_partitions) if part not in held]
 
     def unanswered(self, num_partitions: int) -> list[int]:
-        """Return the partitions that no member holds, or none that answers."""
+        """Return the partitions without a reachable holder."""
         with self._lock:
             held = {
                 part
@@ -177,7 +177,7 @@ class View:
     membership: int = 0
     """Version of ``members``."""
     away: frozenset[str] = frozenset()
-    """Control addresses of members that did not answer lately."""
+    """Control addresses of members that did not respond to the last queries."""
     ready: bool
     reason: str
     """Why this server is not ready, as text. When it is ready: which expected servers it has not met yet."""

@@ -163,7 +163,7 @@ def watched_by(own: Endpoint, members: Sequence[Endpoint]) -> list[Endpoint]:
 
 
 class PeerWatch:
-    """Watch over the other servers: those that do not answer are away, and leave after a while."""
+    """Watch over the other servers: a silent server is away, and leaves after a while."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class PeerWatch:
         self._misses: dict[str, int] = {}
         self._away_since: dict[str, float] = {}
         self._suspects: set[str] = set()
-        """Servers that another one misses, and that this one queries, too, until they answer."""
+        """Servers that another server misses. This one queries them, too, until they respond."""
 
     @property
     def lost(self) -> list[Endpoint]:
@@ -193,8 +193,8 @@ class PeerWatch:
     def look(self, until: threading.Event) -> None:
         """Query servers once, or until ``until`` is set: a silent server takes its whole timeout.
 
-        Each server watches the next eight by rank, and those that one of them misses, so word of a server
-        that is gone goes round while calls grow with the servers and not with their square.
+        Each server watches the next eight by rank, and the servers that one of them misses: all learn of a
+        server that is gone, while calls grow with the servers and not with their square.
         """
         membership = self._membership
         watched = watched_by(membership.own, membership.members)

@@ -106,7 +106,7 @@ class BufferPool:
 
 
 class _Lease:
-    """Base object of every array of a lent buffer. NumPy keeps it alive."""
+    """Base object of every array of some memory. NumPy keeps it alive: its finalizer runs after the last."""
 
     __slots__ = ("__array_interface__", "__weakref__", "memory")
 
@@ -213,7 +213,7 @@ class FrameStore:
         return self._in_transit(memory, job)
 
     def _in_transit(self, memory: Bytes, job: bytes) -> Bytes:
-        sending = _Sending(memory)
+        sending = _Lease(memory, len(memory))
         weakref.finalize(sending, self._ended.append, (job, len(memory))).atexit = False
         return np.asarray(sending)
 
@@ -341,13 +341,3 @@ class FrameStore:
         if not self._ready_bytes[ready.job]:
             del self._ready_bytes[ready.job]
             self._forget_owner(ready.job)
-
-
-class _Sending:
-    """Base object of an array in transit: its finalizer runs after the last reference."""
-
-    __slots__ = ("__array_interface__", "__weakref__", "memory")
-
-    def __init__(self, memory: Bytes) -> None:
-        self.memory = memory
-        self.__array_interface__: dict[str, Any] = memory.__array_interface__

@@ -1,4 +1,4 @@
-"""Adoption: a server takes over a partition, at its start or later, pulled where it does not lie here."""
+"""Adoption: a server takes over a partition, at its start or later, and pulls what its folder lacks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def open_graph(options: ServeOptions, credentials: Credentials) -> Graph:
 
 
 def _adopt(path: Path, parts: Sequence[int], peers: Sequence[str], credentials: Credentials) -> None:
-    """Make sure that partitions lie in a folder, sound."""
+    """Pull the partitions that are missing or damaged in a folder."""
     path.mkdir(parents=True, exist_ok=True)
     caller = credentials.caller()
     holders = FileSourceFinder(
@@ -103,7 +103,7 @@ def _make_sound(
     progress: PullProgress,
     stop: threading.Event,
 ) -> int:
-    """Pull those files of a partition that do not lie here, sound. Return the bytes that were fetched.
+    """Pull the files of a partition that are missing or damaged here. Return the bytes that were fetched.
 
     ``find`` returns servers that hold the partition, or raises ``StorageUnavailable``.
     """

@@ -1,6 +1,6 @@
-"""Assembly of one file of a graph from sound pieces: those that lie here, and those of other servers.
+"""Assembly of one file of a graph from sound pieces, of this disk and of other servers.
 
-It is written to a temporary file beside its place, which a later assembly continues, and verified as a whole.
+The file is written beside its place under a temporary name, which a later assembly continues, and verified.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger(__name__)
 _AT_ONCE = 3
 _ROUNDS = 2
-"""Times that each source is asked for blocks that came wrong from all, or not at all."""
+"""Requests to each source for blocks that no source sent sound."""
 
 
 class Source(Protocol):
@@ -75,8 +75,8 @@ class Assembly:
         """Assemble and verify the file. Return the bytes that were fetched.
 
         ``report(nbytes)`` is called as bytes are done. Raises ``StorageUnavailable`` where no source gives
-        some bytes, ``FormatError`` where those of all are wrong, ``OSError`` where they cannot be written,
-        ``PullStopped`` after ``stop``.
+        some bytes, ``FormatError`` where every source sends wrong ones, ``OSError`` where they cannot be
+        written, ``PullStopped`` after ``stop``.
         """
         if isinstance(self._record, BlockRecord):
             fetched = self._run_blocks(self._record, sources, report, stop)
@@ -132,7 +132,7 @@ class Assembly:
         return fetched
 
     def _missing_here(self, record: BlockRecord, blocks: range) -> list[range]:
-        """Copy blocks of a piece that are sound in the file in its place. Return those found nowhere here."""
+        """Copy blocks of a piece that are sound in the file in its place. Return the other blocks."""
         begin, nbytes = blocks.start * record.block_bytes, _nbytes(record, blocks)
         sound = np.zeros(len(blocks), np.bool_)
         with suppress(FormatError):  # The temporary file, of an earlier assembly, ends before the piece does.
@@ -216,7 +216,7 @@ class _Fetch:
         raise StorageUnavailable(f"{what}: {'; '.join(self._errors)}"[:1000])
 
     def _take(self, source: Source, blocks: range) -> list[range]:
-        """Take sound blocks of a source. Return those that are still missing."""
+        """Take sound blocks of a source. Return the blocks that are still missing."""
         size = self._record.block_bytes
         try:
             data = _gathered(source, self._name, blocks.start * size, _nbytes(self._record, blocks))

@@ -1,4 +1,4 @@
-"""Other servers that hold a partition: which there are, and bytes of their files."""
+"""Other servers that hold a partition, as sources of the bytes of its files."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class FileSource:
         return fetch_file(self._connection, name, first, count, digest=self.digest)
 
     def manifest(self) -> bytes:
-        """Return ``graph.json``. ``FormatError`` unless it has the digest that the server told."""
+        """Return ``graph.json``. ``FormatError`` unless it has the digest that the server announced."""
         data = fetch_manifest(self._connection)
         found = Manifest.parse(data, what=f"graph.json of {self}").digest
         if found != self.digest:
@@ -61,7 +61,7 @@ class FileSource:
 
 
 class FileSourceFinder:
-    """Finds servers by their addresses, and by what those know of others.
+    """Finds servers by their addresses, and by the servers that they know.
 
     Where this server has a cluster key, only servers that prove it are believed.
     """

@@ -20,14 +20,14 @@ class Users(Protocol):
     def use(self, graph: Graph, withdrawn: Collection[int]) -> None:
         """Use ``graph`` and its partitions from the next request and batch on. Waits for nothing.
 
-        ``withdrawn`` are partitions that lie here and are not served for the moment. ``StorageUnavailable``
+        ``withdrawn`` are partitions on this disk that are not served for now. ``StorageUnavailable``
         where no server is known that serves them: then nothing has changed.
         """
 
     def announce(self, partitions: Sequence[int], *, repairing: Sequence[int] = ()) -> None:
         """Tell trainers and other servers that these partitions are served here. Waits for nothing.
 
-        Files of ``repairing`` lie here, and are not served: other servers may copy sound bytes of them.
+        Partitions of ``repairing`` are on this disk, not served: other servers may copy sound bytes of them.
         """
 
 
@@ -55,7 +55,7 @@ class Holdings:
 
     @property
     def withdrawn(self) -> frozenset[int]:
-        """Partitions that lie here and are not served for the moment."""
+        """Partitions on this disk that are not served for now."""
         with self._lock:
             return self._withdrawn
 
@@ -67,6 +67,12 @@ class Holdings:
         for text in graph.verifier.damage.values():
             return f"damage was found: {text}"
         return "" if graph.parts else f"partitions {withdrawn} are being repaired"
+
+    def verify(self) -> None:
+        """Verify what batches are drawn from, and begin with the other files. ``FormatError`` for damage."""
+        graph = self.graph
+        graph.verifier.check()
+        self._scrub(graph)
 
     def gain(self, parts: Collection[int], *, reopen: Collection[str] = ()) -> None:
         """Open partitions, verify every byte of their files, and serve them.
@@ -92,7 +98,10 @@ class Holdings:
         self._users.use(graph, withdrawn)
         with self._lock:
             self._graph, self._withdrawn = graph, frozenset(withdrawn)
-        if self._scrub_rate:
-            graph.verifier.scrub(self._scrub_rate, every_s=self._scrub_every_s)
+        self._scrub(graph)
         before.verifier.close()
         self._users.announce(graph.parts, repairing=sorted(withdrawn))
+
+    def _scrub(self, graph: Graph) -> None:
+        if self._scrub_rate:
+            graph.verifier.scrub(self._scrub_rate, every_s=self._scrub_every_s)

@@ -108,7 +108,7 @@ def unsound_files(
     progress: PullProgress,
     stop: threading.Event,
 ) -> list[str]:
-    """Return those of the files that are not there, or damaged. Reads every byte."""
+    """Return the files that are missing or damaged. Reads every byte."""
     there = [name for name in names if (folder.path / name).exists()]
     progress.begin("verifying", sum(manifest.files[name].nbytes for name in there))
 
@@ -139,7 +139,7 @@ def pull_files(
     progress: PullProgress,
     stop: threading.Event,
 ) -> int:
-    """Assemble files from ``sources`` and what lies here, and rename them when all are verified.
+    """Assemble files from ``sources`` and the pieces that are here, and rename them when all are verified.
 
     Returns the bytes that were fetched. Raises ``OSError`` where there is no room, or another process pulls
     one of the files, and what ``Assembly.run`` raises. Temporary files stay for a later pull, unless the disk

@@ -1,4 +1,4 @@
-"""Repair of damaged files of a running server: their blocks are pulled from a server that holds them, too."""
+"""Repair of damaged files of a running server: sound blocks are pulled from another holder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOGGER = logging.getLogger(__name__)
 _LOOK_EVERY_S = 1.0
 _AGAIN_S, _LONGEST_AGAIN_S = 1.0, 30.0
 _GIVE_UP_S = 120.0
-"""The server that has a sound copy may be restarted meanwhile."""
+"""Time until repair is given up. Meanwhile, a server with a sound copy may be restarted."""
 
 
 class Repairer:

@@ -42,7 +42,7 @@ class GraphStoreServicer:
         announced: Callable[[ControlCall, Any], Trailers] | None,
         show_names: bool = False,
     ) -> None:
-        """``view`` is told to trainers and servers, ``health`` to whoever asks for the load.
+        """``view`` is sent to trainers and servers, ``health`` with the load.
 
         ``announced`` takes each ``Cluster`` call and its reply, and returns the trailers.
 

@@ -65,13 +65,15 @@ class LoadCollector:
         yield _counter("data_requests", "Requests to the data port", totals.calls)
         yield _counter("data_received_bytes", "Bodies of requests", totals.bytes_in)
         yield _counter("data_sent_bytes", "Bodies of replies", totals.bytes_out)
-        yield _counter("refused", "Requests that broke a rule, on either port", totals.refused)
+        yield _counter("refused", "Requests that were refused, on either port", totals.refused)
         yield _counter("adoptions", "Partitions taken over while the server runs", totals.adoptions)
         yield _counter("adopted_bytes", "Bytes pulled for them", totals.adopted_bytes)
         yield _counter("repairs", "Repairs of damaged files from another server", totals.repairs)
         yield _counter("repaired_bytes", "Bytes pulled for them", totals.repaired_bytes)
         yield _counter("neighbors_cpu_seconds", "CPU time of answering other servers", totals.sampling_s)
-        yield _counter("gathering_cpu_seconds", "CPU time of gathering rows for others", totals.gathering_s)
+        yield _counter(
+            "gathering_cpu_seconds", "CPU time of gathering rows for other servers", totals.gathering_s
+        )
         yield from _of_calls(self._counters)
         yield from _of_channels(load)
         yield from _of_peers(view)
@@ -83,8 +85,10 @@ def _of_server(load: ServiceLoad) -> Iterator[_Family]:
     yield _gauge("jobs", "Training jobs that hold something", load.jobs)
     yield _gauge("producers", "Producers", load.producers)
     yield _gauge("channels", "Channels", len(load.channels))
-    yield _gauge("queued", "Batches asked for that nobody samples yet", sum(e.queued for e in load.channels))
-    yield _gauge("ready_bytes", "Bytes of batches that lie ready to be fetched", load.ready_bytes)
+    yield _gauge(
+        "queued", "Requests for batches that no thread has begun", sum(e.queued for e in load.channels)
+    )
+    yield _gauge("ready_bytes", "Bytes of batches that are ready to be fetched", load.ready_bytes)
     yield _gauge("frame_memory_bytes", "Memory of frames: written, ready, being sent", load.frame_bytes)
     yield _gauge("ring_memory_bytes", "Memory of rings that was written to", load.ring_bytes)
     yield _counter("batches", "Batches sampled", load.batches)
@@ -93,7 +97,7 @@ def _of_server(load: ServiceLoad) -> Iterator[_Family]:
         "sampling_seconds", "Time from the beginning of a batch to its end, summed", load.sampling_s
     )
     yield _counter(
-        "waiting_seconds", "Time from an ask to the beginning of its batch, summed", load.waiting_s
+        "waiting_seconds", "Time from a request to the beginning of its batch, summed", load.waiting_s
     )
 
 
@@ -127,10 +131,10 @@ _CHANNEL_NAMES = ("job", "channel", "transport")
 _CHANNEL_METRICS: tuple[tuple[type[Any], str, str, str], ...] = (
     (CounterMetricFamily, "batches", "channel_batches", "Batches of the channel"),
     (CounterMetricFamily, "nbytes", "channel_bytes", "Bytes of its batches"),
-    (GaugeMetricFamily, "queued", "channel_queued", "Its batches that nobody samples yet"),
-    (GaugeMetricFamily, "ready", "channel_ready", "Its batches that lie ready to be fetched"),
+    (GaugeMetricFamily, "queued", "channel_queued", "Its requests that no thread has begun"),
+    (GaugeMetricFamily, "ready", "channel_ready", "Its batches that are ready to be fetched"),
     (CounterMetricFamily, "sampling_s", "channel_sampling_seconds", "Time of sampling its batches, summed"),
-    (CounterMetricFamily, "waiting_s", "channel_waiting_seconds", "Time that its asks waited, summed"),
+    (CounterMetricFamily, "waiting_s", "channel_waiting_seconds", "Time that its requests waited, summed"),
 )
 
 
@@ -151,11 +155,11 @@ def _of_channels(load: ServiceLoad) -> Iterator[_Family]:
 
 
 _PEER_METRICS = (
-    ("calls", "peer_calls", "Asks to another server"),
+    ("calls", "peer_calls", "Requests to another server"),
     ("bytes_in", "peer_received_bytes", "Bytes received from another server"),
     ("bytes_out", "peer_sent_bytes", "Bytes sent to another server"),
-    ("retries", "peer_retries", "Asks to another server that were made again"),
-    ("damaged", "peer_damaged", "Replies of another server that came damaged"),
+    ("retries", "peer_retries", "Requests to another server that were repeated"),
+    ("damaged", "peer_damaged", "Replies of another server that arrived damaged"),
 )
 
 
@@ -250,7 +254,7 @@ class _Server(HTTPServer):
         self.context: ssl.SSLContext | None = None
         self.tokens: tuple[tuple[str, bytes], ...] = ()
         self.address_family = _family(place[0])
-        limits = METRICS_PORT  # A thread each: one that says nothing must not delay others.
+        limits = METRICS_PORT  # A thread each: a silent connection must not delay the next one.
         self._pool = ThreadPoolExecutor(limits.connections, thread_name_prefix="metrics")
         self._places = Quota("connections", limits.connections, limits.connections_per_address)
         super().__init__(place, _Handler)
@@ -358,7 +362,7 @@ class _Bounded:
 
 
 def _identity_at(client_address: Any) -> Identity:
-    """Return the identity of whoever connects from an address of ``socket``."""
+    """Return the identity of a caller at an address of ``socket``."""
     host, port = client_address[:2]
     kind = f"ipv6:[{host}]" if ":" in host else f"ipv4:{host}"
     return Identity.of(peer=f"{kind}:{port}")

@@ -10,14 +10,16 @@ import grpc
 
 from gigl_loader.native import DataClient, StreamError, StreamTimedOut, TlsContext
 from gigl_loader.rpc.endpoint import Address
-from gigl_loader.rpc.requests import encode_ping
-from gigl_server.supervision import PartDead, PartSilent
+from gigl_loader.rpc.requests import Envelope, encode_ping
+from gigl_server.supervision import Part, PartDead, PartSilent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gigl_loader.rpc.credentials import Credentials
-    from gigl_loader.rpc.requests import Envelope
+    from gigl_loader.rpc.endpoint import Endpoint
+    from gigl_server.ports.control import ControlService
+    from gigl_server.ports.data import DataPort
 
 _CALL_S = 10.0
 _CONNECT_S = 5.0
@@ -97,6 +99,25 @@ class DataProbe:
         pair = (own.certificate, own.key) if own.client_authority else (b"", b"")
         tls = TlsContext.client(own.trusted.encode(), *pair)
         return DataClient(self._where.host, self._where.port, tls, self._host)
+
+
+def watched_ports(
+    own: Endpoint,
+    control: ControlService,
+    data: DataPort,
+    *,
+    listen: tuple[Address, Address],
+    credentials: Callable[[], Credentials],
+    graph: str,
+) -> list[Part]:
+    """Return the two ports as parts of a server. ``listen`` are their addresses, ``graph`` is the digest."""
+    ping = Envelope(graph=graph, partition=own.partitions[0])
+    of_control = ControlProbe(listen[0], own.control_port, credentials, host=own.host)
+    of_data = DataProbe(listen[1], own.data_port, credentials, host=own.host, ping=ping)
+    return [
+        Part(name="the control port", threads=lambda: control.threads, check=of_control.check),
+        Part(name="the data port", threads=lambda: data.threads, check=of_data.check),
+    ]
 
 
 def _reached(listen: Address, port: int) -> Address:

@@ -62,7 +62,7 @@ _EDGE_COPIES = 2  # Of listed edges: as int64, and in the reply.
 
 
 class HeldPartitions:
-    """What is held at one moment: a graph, stores of its partitions, and partitions that are withdrawn."""
+    """Partitions held at one moment: a graph, a store for each, and those that are withdrawn."""
 
     def __init__(self, graph: Graph, partitions: Sequence[int], withdrawn: Collection[int]) -> None:
         self._graph = graph
@@ -171,7 +171,7 @@ class HeldPartitions:
         return {name: columns[name].row_bytes for name in request.columns}
 
     def _file(self, request: FileRequest) -> Bytes:
-        """Return bytes of a file. ``Refusal`` for one that is not listed for a partition that lies here."""
+        """Return bytes of a file. ``Refusal`` for a file of no partition that is here."""
         record, part = self._graph.manifest.files.get(request.path), part_of(request.path)
         if record is None or not (part is None or part in self._edges):
             raise Refusal(
@@ -301,7 +301,7 @@ class Queries:
         self._held = HeldPartitions(graph, partitions, ())
 
     def hold(self, graph: Graph, withdrawn: Collection[int] = ()) -> None:
-        """Respond about other partitions of the same graph from the next request on: those of ``graph``.
+        """Respond about the partitions of ``graph``, the same graph, from the next request on.
 
         ``withdrawn`` are partitions that are not served for the moment: requests are refused as
         unavailable, but for bytes of their files.

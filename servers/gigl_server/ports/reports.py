@@ -44,7 +44,7 @@ class PeerCalls:
         return {"Describe": self._describe, "Stats": self._stats}
 
     def announce(self, partitions: Iterable[int], *, repairing: Iterable[int] = ()) -> None:
-        """Describe the service as one of these partitions from now on, with others under repair."""
+        """Describe the service as one of these partitions, and of further ones under repair, from now on."""
         self._held = sorted(partitions), sorted(repairing)
 
     def description(self) -> Any:

@@ -38,7 +38,7 @@ _MOST_PASSED_S = 1.0
 
 _LATE_S = 0.25
 """A batch that reaches no check of its flag for so long leaves its place to another one all the same. Both
-then run at once, and nobody waits for a batch that waits for a lock of a paused one."""
+then run at once: no batch waits for one that waits for a lock of a paused batch."""
 
 _LEAST_ASIDE = 8
 
@@ -86,7 +86,7 @@ class FairQueue:
         ]
 
     def without_batch(self) -> SampleTask | None:
-        """Return the request of the owner with the least time of those that have no batch under way."""
+        """Return the request of the owner with the least time among owners without a batch under way."""
         owners = sorted(self._owners.values(), key=lambda each: each.spent)
         idle = (each for each in owners if not (each.running or each.aside))
         return next((channel.queue[0] for owner in idle for channel in owner.round if channel.queue), None)
@@ -365,7 +365,7 @@ class TimeSlices:
         return False
 
     def end(self, task: SampleTask, seconds: float) -> None:
-        """Record the end of a batch that took ``seconds``, with those that it was set aside."""
+        """Record the end of a batch that took ``seconds``, the time that it was set aside included."""
         self.begun.discard(task)
         if task.aside_since is None:
             self.busy -= 1
@@ -374,7 +374,7 @@ class TimeSlices:
         self._turns.settle(task, max(seconds - task.aside_s, task.ran_s, 0.0))
 
     def look(self, admits: Callable[[SampleTask], bool]) -> None:
-        """Charge batches the time that passed, stop those beyond their limit, and set some aside."""
+        """Charge batches the time that passed, stop batches beyond their limit, and set some aside."""
         running = [each for each in self.begun if each.aside_since is None or not each.flag.parked]
         for task in running:
             self._count(task)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +16,7 @@ from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.tokens import EVERYTHING
 from gigl_loader.sampling.costs import BatchBounds, TooLong, TooManyEdges
 from gigl_server.frames.store import buffer_bytes
-from gigl_server.sessions.channel import StopCause
+from gigl_server.sessions.channel import Result, StopCause
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -119,7 +119,7 @@ class FrameShares:
         return buffer_bytes(ready.nbytes // max(len(ready), 1))
 
     def relieve(self, waiting: Sequence[SampleTask], than: float) -> None:
-        """Drop frames from before ``than``, oldest first, of jobs that hold much memory, while those that
+        """Drop frames from before ``than``, oldest first, of jobs that hold much memory, while jobs that
         hold little wait for memory. ``waiting``: the next request of each channel that needs some."""
         channels = [each.channel for each in waiting]
         needy = {(each.owner, each.job) for each in channels}
@@ -150,25 +150,6 @@ def _by_owner(held: Mapping[_Holder, float]) -> dict[Identity, float]:
     return owned
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MadeFrame:
-    """Frame that a sampling thread made for a request. Empty where the request was stale."""
-
-    memory: Bytes | None = None
-    """Memory of a frame that goes over the network, uint8 [nbytes]."""
-    overflows: bool = False
-    """The frame does not fit the requested slot. With 0 ``nbytes``, there was no other memory either."""
-    too_large: bool = False
-    """The batch has more edges than its allowance of scratch memory."""
-    stopped: bool = False
-    """The batch was stopped for its place, and is sampled again."""
-    in_slot: bool = False
-    failure: bytes = b""
-    unavailable: bool = False
-    nbytes: int = 0
-    sampling_s: float = 0.0
-
-
 class FrameMaker:
     """Samples batches and writes their frames. Thread-safe."""
 
@@ -192,10 +173,9 @@ class FrameMaker:
         self._memory = memory
         self._counters = counters
 
-    def make(self, task: SampleTask, thread: int) -> MadeFrame | Refusal:
+    def make(self, task: SampleTask, thread: int) -> Result:
         """Sample and write a batch. An exception becomes a failure record with the number of this thread."""
         began = time.perf_counter()
-        made: MadeFrame | Refusal
         try:
             with self._journal.under_way(task, thread), task.flag:
                 made = self._made(task)
@@ -203,36 +183,36 @@ class FrameMaker:
             made = _stopped(task, stopped, thread)
         except TooManyEdges as error:
             larger = task.allowance < self._most_edges
-            made = MadeFrame(too_large=True) if larger else _failed(task, error, thread)
+            made = Result(too_large=True) if larger else _failed(task, error, thread)
         except Exception as error:
             made = _failed(task, error, thread)
-        if isinstance(made, Refusal):
+        if made.refusal is not None:
             return made
         return replace(made, sampling_s=time.perf_counter() - began)
 
-    def _made(self, task: SampleTask) -> MadeFrame:
+    def _made(self, task: SampleTask) -> Result:
         if task.is_stale():
-            return MadeFrame()
+            return Result()
         with self._samplers.lent(task.channel) as sampler:
             sampler.bounds = self._bounds(task)
             with self._counters.timed("sampling_s"):
                 sampled = sampler.sample(task.request)
             nbytes = sampled.layout.nbytes
             if task.is_stale():
-                return MadeFrame()
+                return Result()
             ring = task.channel.ring if task.slot else None
             ring = ring if ring is not None and ring.is_shared else None
             memory = None if ring is None else ring.room(task.slot, nbytes)
             in_slot = memory is not None
             if memory is None:
                 if ring is not None and not task.needs_frame_memory and self._memory.full:
-                    return MadeFrame(overflows=True)
+                    return Result(overflows=True)
                 memory = self._lent(nbytes)
             with self._counters.timed("gathering_s"):
                 sampled.write(memory)
         if in_slot:
-            return MadeFrame(in_slot=True, nbytes=nbytes)
-        return MadeFrame(memory=memory, overflows=ring is not None, nbytes=nbytes)
+            return Result(in_slot=True, nbytes=nbytes)
+        return Result(frame=memory, overflows=ring is not None, nbytes=nbytes)
 
     def _bounds(self, task: SampleTask) -> BatchBounds:
         return BatchBounds(
@@ -251,21 +231,21 @@ class FrameMaker:
         return self._memory.take(nbytes)
 
 
-def _stopped(task: SampleTask, stopped: Stopped, thread: int) -> MadeFrame | Refusal:
+def _stopped(task: SampleTask, stopped: Stopped, thread: int) -> Result:
     """Return what becomes of a batch that was stopped."""
     if task.cause is StopCause.TIME:
         error = TooLong.of(len(task.request), task.ran_s)
         return _failed(task, error, thread)
     if task.cause is StopCause.SERVER:
-        return Refusal(RefusalKind.UNAVAILABLE, str(stopped))
-    return MadeFrame(stopped=task.cause is StopCause.PLACE)
+        return Result(refusal=Refusal(RefusalKind.UNAVAILABLE, str(stopped)))
+    return Result(stopped=task.cause is StopCause.PLACE)
 
 
-def _failed(task: SampleTask, error: Exception, thread: int) -> MadeFrame:
+def _failed(task: SampleTask, error: Exception, thread: int) -> Result:
     failure = Failure.of(error, epoch=task.request.epoch, batch=task.request.batch, worker=thread)
     layout = failure.layout
     buffer = np.empty(layout.nbytes, np.uint8)
     failure.write(buffer)
-    return MadeFrame(
+    return Result(
         failure=buffer.tobytes(), unavailable=isinstance(error, StorageUnavailable), nbytes=layout.nbytes
     )

@@ -36,7 +36,7 @@ One end proves nothing: every batch under way is noted, whichever of them caused
 
 _MAGIC = b"gigljrn1"
 _ENTRY = struct.Struct("16sB15x")  # Digest, and its unclean ends. 0: the entry is free.
-_UNDER_WAY = 2 * 512  # A plan and a batch for each sampling thread; those of further threads are not noted.
+_UNDER_WAY = 2 * 512  # A plan and a batch for each sampling thread; those of more threads are not noted.
 _SUSPECTS = 256
 _NBYTES = len(_MAGIC) + 8 + (_UNDER_WAY + _SUSPECTS) * _ENTRY.size
 _FREE = bytes(_ENTRY.size)

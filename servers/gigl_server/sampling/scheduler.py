@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.tokens import EVERYTHING
 from gigl_server.admission import Quota
 from gigl_server.sampling.fair_queue import TICK_S, FairQueue, TimeSlices
-from gigl_server.sampling.frame_maker import FrameShares, MadeFrame
+from gigl_server.sampling.frame_maker import FrameShares
 from gigl_server.sessions.channel import SKIPPED, ChannelTotals, Result, StopCause
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from gigl_loader.arrays import Bytes
     from gigl_loader.rpc.tokens import Grant
     from gigl_server.admission import Identity, Limits
     from gigl_server.frames.store import BufferPool, FrameStore
@@ -126,7 +126,7 @@ class Scheduler:
         return None
 
     def keep_turns(self) -> None:
-        """Set batches aside for those of other owners, and stop those that take too long, until ``close``."""
+        """Set batches aside for other owners, and stop batches that take too long, until ``close``."""
         with self._begun:
             while not self._closed:
                 self._begun.wait(TICK_S if self._slices.begun else None)
@@ -137,13 +137,13 @@ class Scheduler:
                 elif self._turns and self._slices.has_thread:
                     self._work.notify()
 
-    def finish(self, task: SampleTask, made: MadeFrame | Refusal) -> None:
+    def finish(self, task: SampleTask, made: Result) -> None:
         """Send the result of a request to its caller, or queue the request again to wait for memory."""
         channel = task.channel
         with self._lock:
             channel.running.discard(task)
-            self._slices.end(task, 0.0 if isinstance(made, Refusal) else made.sampling_s)
-            again = self._scratch.end(task, too_large=isinstance(made, MadeFrame) and made.too_large)
+            self._slices.end(task, made.sampling_s)
+            again = self._scratch.end(task, too_large=made.too_large)
             if self._is_to_wait(task, made, again=again):
                 channel.totals.sampling_s += task.ran_s
                 task.begin_anew()
@@ -254,18 +254,16 @@ class Scheduler:
             and self._scratch.admits(each)
         )
 
-    def _is_to_wait(self, task: SampleTask, made: MadeFrame | Refusal, *, again: bool) -> bool:
-        """Return whether a batch waits for memory. Under the lock.
+    def _is_to_wait(self, task: SampleTask, made: Result, *, again: bool) -> bool:
+        """Return whether a batch is sampled again later. Under the lock.
 
-        It has more edges than its allowance, or its frame did not fit its slot and there was no other memory.
+        It has more edges than its allowance, was stopped for its place, or its frame did not fit its slot and
+        there was no other memory.
         """
-        if isinstance(made, Refusal):
-            return False
-        if again or made.stopped:
-            return not task.is_stale() and self._refusal is None
         if made.in_slot or made.overflows:
             task.channel.overflows = made.overflows
-        return made.overflows and not made.nbytes and not task.is_stale() and self._refusal is None
+        unfinished = again or made.stopped or (made.overflows and not made.nbytes)
+        return unfinished and not task.is_stale() and self._refusal is None
 
     def _check_open(self, channel: Channel) -> None:
         if self._refusal is not None:
@@ -298,42 +296,33 @@ class Scheduler:
             most = "it may hold" if full else "one may have"
             raise Refusal(RefusalKind.BUSY, f"{whose} as many seeds waiting as {most}: ask later")
 
-    def _result(self, task: SampleTask, made: MadeFrame | Refusal) -> Result:
-        """Return the result of a request, and make its frame available for fetching. Under the lock."""
+    def _result(self, task: SampleTask, made: Result) -> Result:
+        """Return the complete result, and make its frame available for fetching. Under the lock."""
         if task.channel.closed:
             return Result(refusal=Refusal(RefusalKind.NOT_FOUND, "the channel was closed: open it again"))
-        if isinstance(made, Refusal):
-            return Result(refusal=made)
+        if made.refusal is not None:
+            return made
         if task.is_stale():
             return SKIPPED
         if not made.nbytes:
             return SKIPPED if self._refusal is None else Result(refusal=self._refusal)
         sampling_s = max(made.sampling_s - task.aside_s, 0.0)
-        frame = self._sent_with_reply(task, made)
-        if made.memory is not None and frame is None:
-            task.handle = self._frames.put(
-                made.memory,
-                job=task.channel.job,
-                owner=task.channel.owner,
-                channel=task.channel.id,
-                fence=task.fence,
-            )
-        return Result(
-            in_slot=made.in_slot,
-            handle=task.handle,
+        job, owner = task.channel.job, task.channel.owner
+        frame = None
+        if made.frame is not None:
+            if made.nbytes <= task.inline_bytes:
+                frame = self._frames.send(made.frame, job=job, owner=owner)
+            if frame is None:  # The reply cannot hold it: it must be fetched.
+                task.handle = self._frames.put(
+                    made.frame, job=job, owner=owner, channel=task.channel.id, fence=task.fence
+                )
+        return replace(
+            made,
             frame=frame,
-            failure=made.failure,
-            nbytes=made.nbytes,
-            unavailable=made.unavailable,
+            handle=task.handle,
             sampling_s=sampling_s,
             waiting_s=max(self._clock() - task.came - sampling_s, 0.0),
         )
-
-    def _sent_with_reply(self, task: SampleTask, made: MadeFrame) -> Bytes | None:
-        """Return the frame, now in transit, where the reply may hold it. ``None``: it must be fetched."""
-        if made.memory is None or made.nbytes > task.inline_bytes:
-            return None
-        return self._frames.send(made.memory, job=task.channel.job, owner=task.channel.owner)
 
     def _forget(self, channel: Channel, tasks: Iterable[SampleTask]) -> None:
         """Stop counting the bytes of these requests."""

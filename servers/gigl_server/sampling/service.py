@@ -21,7 +21,7 @@ from gigl_server.sampling.journal import Journal
 from gigl_server.sampling.sampler_pool import SamplerPool, Scratch
 from gigl_server.sampling.scheduler import Scheduler
 from gigl_server.sampling.worker_pool import Housekeeper, WorkerPool
-from gigl_server.sessions.channel import ChannelLoad, SampleTask
+from gigl_server.sessions.channel import ChannelLoad, Result, SampleTask
 from gigl_server.sessions.registry import (
     Sessions,
     check_channel_options,
@@ -34,7 +34,7 @@ from gigl_server.sessions.registry import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable
 
     from gigl_loader.graph.graph import Graph
     from gigl_loader.rpc.graph_store_pb2 import SampleRequest
@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_server.counters import Counters
     from gigl_server.frames.ring import FrameRing
-    from gigl_server.sampling.frame_maker import MadeFrame
-    from gigl_server.sessions.channel import Channel, ChannelOptions, Result
+    from gigl_server.sessions.channel import Channel, ChannelOptions
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -55,10 +54,10 @@ _IDLE_S = 60.0
 _RELEASE_EVERY_S = 10.0
 """While idle. Freed messages of refused callers stay with the process: 86 MB after 16 of 16 MiB."""
 _RELEASE_BYTES = 64 << 20
-"""So many freed bytes of samplers are given back to the system while others sample, too."""
+"""Freed bytes of samplers that are returned to the system even while batches are sampled."""
 _LONG_PAUSE = 0.25  # Share of a lease.
 _UNFETCHED_S = 5.0
-"""A frame that was ready for so long may be dropped for a waiting job: trainers fetch frames at once."""
+"""Age from which a ready frame may be dropped for a waiting job: trainers fetch frames at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +88,6 @@ class SamplingService:
     def __init__(
         self,
         graph: Graph,
-        partitions: Sequence[int],
         *,
         workers: int,
         limits: Limits | None = None,
@@ -101,12 +99,11 @@ class SamplingService:
     ) -> None:
         """Refuses to sample until ``make_ready``. CPU time of sampling is added to ``counters``.
 
-        ``journal`` notes batches under way, to find those that kill the process. ``allowed_samplers`` are the
-        users' classes that may be imported here. ``grant_of`` returns the quotas of an owner's token.
+        ``journal`` notes batches under way, to find a batch that kills the process. ``allowed_samplers`` are
+        the users' classes that may be imported here. ``grant_of`` returns the quotas of an owner's token.
         """
         if workers < 1:
             raise ValueError(f"a server needs at least 1 worker, got {workers}")
-        self.partitions = tuple(sorted(partitions))
         self.state: Literal["starting", "ready", "draining", "closed"] = "starting"
         self.ring_door = ""
         """Name of the socket of the ring server. While it is empty, no channel gets a ring."""
@@ -175,14 +172,14 @@ class SamplingService:
     def hold(self, graph: Graph, open_store: Callable[[], PartitionedStore] | None) -> None:
         """Sample over other partitions of the same graph from the next batch on.
 
-        Batches under way end on those that they began with. ``open_store`` is as for ``make_ready``. The
-        number of sampling threads stays.
+        Batches under way end on the partitions that they began with. ``open_store`` is as for ``make_ready``.
+        The number of sampling threads stays.
         """
         store = None if open_store is None else open_store()
         with self._lock:
             held = self.state in ("ready", "draining")
             if held:
-                self._graph, self._store, self.partitions = graph, store, graph.parts
+                self._graph, self._store = graph, store
         if held:
             self._samplers.sample_from(graph, store)
         elif store is not None:
@@ -190,7 +187,7 @@ class SamplingService:
 
     @property
     def threads(self) -> tuple[threading.Thread, ...]:
-        """Threads that live while the service is ready: those that sample, share out turns and keep house."""
+        """Threads that live while the service is ready: samplers, time slices and housekeeping."""
         with self._lock:
             pool = self._pool if self.state in ("ready", "draining") else None
         return () if pool is None else (*pool.threads, self._turns, self._housekeeper.thread)
@@ -401,8 +398,8 @@ class SamplingService:
             release_freed_memory()
 
     def _work(self, task: SampleTask, thread: int) -> None:
-        made: MadeFrame | Refusal = Refusal(
-            RefusalKind.UNAVAILABLE, "the server failed to sample; its log says why"
+        made = Result(
+            refusal=Refusal(RefusalKind.UNAVAILABLE, "the server failed to sample; its log says why")
         )
         try:
             made = self._maker.make(task, thread)

@@ -60,7 +60,7 @@ class WorkerPool:
             try:
                 self._work(task, number)
             except Exception:  # A bug. Ending the thread would leave the server with one less.
-                _LOGGER.exception("an ask was not answered")
+                _LOGGER.exception("a request was not processed")
             del task  # Frees its seeds and channel: the next request may be long in coming.
 
 

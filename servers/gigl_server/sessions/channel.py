@@ -39,12 +39,17 @@ class ChannelOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """Result of a request: ``in_slot``, ``handle``, ``frame``, ``failure``, ``skipped`` or ``refusal``."""
+    """Result of a request: ``in_slot``, ``handle``, ``frame``, ``failure``, ``skipped`` or ``refusal``.
+
+    A sampling thread makes it, and the scheduler completes it. Neither frame nor failure: the request was
+    stale, or waits for ``too_large``, ``stopped`` or ``overflows``.
+    """
 
     in_slot: bool = False
     handle: bytes = b""
     frame: Bytes | None = None
-    """Frame to be sent in the reply, uint8 [nbytes]. It counts as being sent while it is referenced."""
+    """Frame that goes over the network, uint8 [nbytes]. In a complete result, only one that the reply holds:
+    it counts as being sent while it is referenced."""
     failure: bytes = b""
     skipped: bool = False
     refusal: Refusal | None = None
@@ -53,6 +58,12 @@ class Result:
     """The failure is that the owner of some nodes did not respond."""
     sampling_s: float = 0.0
     waiting_s: float = 0.0
+    overflows: bool = False
+    """The frame does not fit the requested slot. With 0 ``nbytes``, there was no other memory either."""
+    too_large: bool = False
+    """The batch has more edges than its allowance of scratch memory."""
+    stopped: bool = False
+    """The batch was stopped for its place, and is sampled again."""
 
 
 SKIPPED = Result(skipped=True)
@@ -62,7 +73,7 @@ class StopCause(Enum):
     """Cause for which a batch that was begun is stopped. It decides the result."""
 
     STALE = "the batch is not needed any more"
-    """Skipped: nobody waits for it."""
+    """Skipped: no caller waits for it."""
     TIME = "the batch took the time that a batch may take"
     """Failed: it would take as long again."""
     PLACE = "another owner needs the place of the batch"
@@ -90,7 +101,7 @@ class SampleTask:
     allowance: int = 0
     """Edges that the batch may have while it is sampled."""
     charged_s: float = 0.0
-    """Seconds of sampling that its owner was charged: at first the expected ones, then those it ran."""
+    """Seconds of sampling charged to its owner: at first the expected time, then the time that it ran."""
     flag: StopFlag = field(default_factory=StopFlag)
     """Flag of the thread that samples the batch."""
     cause: StopCause | None = None
@@ -104,7 +115,7 @@ class SampleTask:
     stint_s: float = 0.0
     """Seconds since it last got a thread."""
     yielding_s: float | None = None
-    """Seconds since it was told to leave its thread to another owner's batch. ``None``: it was not."""
+    """Seconds since it was paused, to leave its thread to another owner's batch. ``None``: it was not."""
     aside_since: float | None = None
     """Since when it waits for a thread again."""
     aside_s: float = 0.0
