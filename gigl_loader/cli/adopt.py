@@ -9,7 +9,7 @@ import typer
 
 from gigl_loader.cli.console import build_progress
 from gigl_loader.cli.errors import importing
-from gigl_loader.cli.store_caller import Insecure, TlsCa, TlsCert, TlsKey, TokenFile, client_of
+from gigl_loader.cli.options import CallerOptions, client_of, grouped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +20,7 @@ _CALL_S = 10.0
 _LOOK_EVERY_S = 0.5
 
 
+@grouped
 def adopt(
     address: Annotated[str, typer.Argument(help="HOST:PORT of the server that takes over the partition.")],
     partition: Annotated[int, typer.Argument(min=0, help="The partition.")],
@@ -35,25 +36,18 @@ def adopt(
     stalled: Annotated[
         float, typer.Option(min=1, help="Give up after so many seconds without a byte or an answer.")
     ] = 120.0,
-    token_file: TokenFile = None,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    insecure: Insecure = False,
+    credentials: CallerOptions,
 ) -> None:
     """Have a running server take over a partition, which is pulled unless it lies there, and verified.
 
     It is fine to repeat this, or to interrupt it with Ctrl-C: the server goes on.
     """
     with importing():
-        from gigl_loader.rpc.credentials import Caller
         from gigl_loader.rpc.secret_files import cluster_key_in
         from gigl_server.logs import quiet_grpc
     quiet_grpc()
 
-    caller = Caller.from_files(
-        token=token_file, ca=tls_ca, certificate=tls_cert, key=tls_key, insecure=insecure
-    )
+    caller = credentials.caller()
     key = cluster_key_in(cluster_key_file)
     with client_of(address, caller) as client, build_progress(quiet=False) as show:
         _follow(client, partition, key, stalled_s=stalled, show=show)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json as json_module
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 if TYPE_CHECKING:
     from gigl_loader.graph import GraphSchema
@@ -20,38 +22,139 @@ class ExecutorName(str, Enum):
     ray = "ray"
 
 
-def memory_of(name: ExecutorName, limit: str | None) -> int | None:
-    """Return the working memory that a limit leaves: of all processes here, or of each task on Ray."""
-    if limit is None:
-        return None
-    if name is ExecutorName.local:
-        return working_memory(limit)
-    from gigl_loader.partition.job import parse_bytes
-
-    return parse_bytes(limit)
-
-
-def executor_named(name: ExecutorName, *, num_workers: int | None, ray_address: str | None) -> Executor:
-    """Return the executor. ``ValueError`` for an option that another one has."""
-    if name is ExecutorName.ray:
-        from gigl_loader.partition.ray_executor import RayExecutor
-
-        return RayExecutor(ray_address, num_workers=num_workers)
-    if ray_address is not None:
-        raise ValueError("--ray-address is for --executor ray")
-    from gigl_loader.partition.executors import LocalExecutor
-
-    return LocalExecutor(num_workers)
-
-
-_LEAST_BYTES = 32 << 20
-
-
 class EdgeDirection(str, Enum):
     """Which edges of a node its list holds."""
 
     inward = "in"
     outward = "out"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableOptions:
+    """Tables of a graph, as options. Most values may begin with the type they are meant for."""
+
+    edges: Annotated[
+        list[str], typer.Option(help="Edge table: [SRC,REL,DST=]FILES. Again for more types or more rows.")
+    ] = field(default_factory=list)
+    nodes: Annotated[
+        list[str], typer.Option(help="Node table: [TYPE=]FILES, or their number: [TYPE=]COUNT.")
+    ] = field(default_factory=list)
+    splits: Annotated[
+        list[str],
+        typer.Option("--split", help="Node ids or mask of a split: [TYPE:]NAME=FILE, e.g. train=train.npy."),
+    ] = field(default_factory=list)
+    split_nodes: Annotated[
+        list[str], typer.Option(help="[TYPE=]TRAIN,VAL,TEST: splits by hash of the ids, e.g. 0.8,0.1,0.1.")
+    ] = field(default_factory=list)
+    split_edges: Annotated[
+        list[str], typer.Option(help="[TYPE=]TRAIN,VAL,TEST: splits of edges by hash of both ids.")
+    ] = field(default_factory=list)
+    message_edges: Annotated[
+        str | None,
+        typer.Option(help="Splits whose edges are sampled, e.g. train; edges of the others only predicted."),
+    ] = None
+    rename: Annotated[list[str], typer.Option(help="[TYPE:]COLUMN=NEW, e.g. author_id=src.")] = field(
+        default_factory=list
+    )
+    stack: Annotated[
+        list[str], typer.Option(help="[TYPE:]NEW=PATTERNS: make one vector of columns, e.g. 'x=f_*,age'.")
+    ] = field(default_factory=list)
+    drop: Annotated[list[str], typer.Option(help="[TYPE:]PATTERN: leave columns out.")] = field(
+        default_factory=list
+    )
+    dtypes: Annotated[
+        list[str], typer.Option("--dtype", help="[TYPE:]COLUMN=DTYPE: convert, e.g. x=float16.")
+    ] = field(default_factory=list)
+    fill: Annotated[
+        list[str],
+        typer.Option(help="[TYPE:]COLUMN=VALUE or =mean: fill missing values, e.g. 'age=mean'."),
+    ] = field(default_factory=list)
+    undirected: Annotated[
+        bool,
+        typer.Option("--undirected", help="Add all reversed edges, as rev_REL where the end types differ."),
+    ] = False
+    reverse: Annotated[
+        list[str],
+        typer.Option(help="SRC,REL,DST[=NAME]: add the reversed edges as type DST,NAME,SRC (rev_REL)."),
+    ] = field(default_factory=list)
+    csv_delimiter: Annotated[
+        str | None, typer.Option(help="Character between values of CSV files, or tab (default: comma).")
+    ] = None
+    csv_quote: Annotated[str, typer.Option(help="Character around values of CSV files, or none.")] = '"'
+    weights: Annotated[
+        list[str],
+        typer.Option("--weight", help="[TYPE:]COLUMN: edges can be drawn in proportion to this column."),
+    ] = field(default_factory=list)
+    times: Annotated[
+        list[str],
+        typer.Option("--time", help="[TYPE:]COLUMN, of nodes or edges: batches can be drawn in time by it."),
+    ] = field(default_factory=list)
+    quantize: Annotated[
+        list[str],
+        typer.Option(
+            help="[TYPE:]COLUMN=int8|uint4|uint2|uint1[:per-row|:per-column]: store floats in fewer bits."
+        ),
+    ] = field(default_factory=list)
+    labels: Annotated[
+        list[str],
+        typer.Option(
+            help="SRC,REL,DST[:negative]=FILES: labels of anchors, src and dst. No batch has them as edges."
+        ),
+    ] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Executor of a build, its memory, and where it keeps finished tasks."""
+
+    memory_limit: Annotated[
+        str | None,
+        typer.Option(
+            help="Of all processes here, or of each task on Ray, e.g. 2GB (default: half of what is free)."
+        ),
+    ] = None
+    executor: Annotated[
+        ExecutorName, typer.Option(help="What does the work: processes of this machine, or a Ray cluster.")
+    ] = ExecutorName.local
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tasks at once (default: the cores, fewer where memory is short)."),
+    ] = None
+    ray_address: Annotated[
+        str | None, typer.Option(help="HOST:PORT of the Ray cluster (default: the one that runs here).")
+    ] = None
+    scratch: Annotated[
+        str | None,
+        typer.Option(help="Directory or URI where finished tasks are kept until the graph is complete."),
+    ] = None
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the build that the scratch directory holds.")
+    ] = False
+
+    def working_memory(self) -> int | None:
+        """Return the memory that the limit leaves: of all processes here, or of each task on Ray."""
+        if self.memory_limit is None:
+            return None
+        if self.executor is ExecutorName.local:
+            return working_memory(self.memory_limit)
+        from gigl_loader.partition.job import parse_bytes
+
+        return parse_bytes(self.memory_limit)
+
+    def executor_of_choice(self) -> Executor:
+        """Return the executor. ``ValueError`` for an option of another executor."""
+        if self.executor is ExecutorName.ray:
+            from gigl_loader.partition.ray_executor import RayExecutor
+
+            return RayExecutor(self.ray_address, num_workers=self.workers)
+        if self.ray_address is not None:
+            raise ValueError("--ray-address is for --executor ray")
+        from gigl_loader.partition.executors import LocalExecutor
+
+        return LocalExecutor(self.workers)
+
+
+_LEAST_BYTES = 32 << 20
 
 
 def working_memory(text: str) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from gigl_loader.cli.store_caller import client_of
+from gigl_loader.cli.options import client_of
 from gigl_loader.errors import GiglError, StorageUnavailable
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_loader.rpc.versions import BuildVersions

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from gigl_loader.cli.build_options import TableOptions
 from gigl_loader.graph.quantization import Quantization
 from gigl_loader.graph.schema import (
     HOMOGENEOUS_EDGE,
@@ -37,28 +38,10 @@ if TYPE_CHECKING:
 _Key = NodeType | EdgeType
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableOptions:
-    """The options as given. Each may begin with the type it is meant for."""
-
-    edges: Sequence[str] = ()
-    nodes: Sequence[str] = ()
-    splits: Sequence[str] = ()
-    rename: Sequence[str] = ()
-    stack: Sequence[str] = ()
-    drop: Sequence[str] = ()
-    dtypes: Sequence[str] = ()
-    fill: Sequence[str] = ()
-    weights: Sequence[str] = ()
-    times: Sequence[str] = ()
-    quantize: Sequence[str] = ()
-    labels: Sequence[str] = ()
-    split_nodes: Sequence[str] = ()
-    split_edges: Sequence[str] = ()
-    message_edges: str | None = None
-    reverse: Sequence[str] = ()
-    undirected: bool = False
-    csv: CsvFormat = field(default_factory=CsvFormat)
+def _csv_format(options: TableOptions) -> CsvFormat:
+    tab = options.csv_delimiter in ("tab", "\\t")
+    quote = "" if options.csv_quote == "none" else options.csv_quote
+    return CsvFormat("\t" if tab else options.csv_delimiter, quote)
 
 
 @dataclass(slots=True)
@@ -124,7 +107,7 @@ def open_tables(options: TableOptions) -> GraphTables:
     """Open every table that the options name."""
     edges = _by_type(options.edges, "--edges")
     nodes = _by_type(options.nodes, "--nodes")
-    scoped = _Scoped(options.csv)
+    scoped = _Scoped(_csv_format(options))
     for option, values, kind in (
         ("--rename", options.rename, "rename"),
         ("--stack", options.stack, "stack"),
@@ -381,11 +364,12 @@ def _said(key: _Key) -> str:
     return key if isinstance(key, str) else ",".join(key)
 
 
-def read_assigner(values: Sequence[str], csv: CsvFormat) -> Assigner | GraphAssigner:
+def read_assigner(values: Sequence[str], options: TableOptions) -> Assigner | GraphAssigner:
     """Return the assigner for all ``--assigner NAME`` or ``--assigner [TYPE=]FILES``.
 
     ``ValueError`` for an unknown name, and for a type without files or with them twice.
     """
+    of_csv = ColumnOptions(csv=_csv_format(options))
     files: dict[NodeType, str] = {}
     for value in values:
         node_type, equals, each = value.partition("=")
@@ -394,8 +378,8 @@ def read_assigner(values: Sequence[str], csv: CsvFormat) -> Assigner | GraphAssi
                 raise ValueError(f"--assigner {value}: of several, each is TYPE=FILES")
             named = assigner_named(value)
             of_files = isinstance(named, TableAssigner)
-            return owners_from_files(value, options=ColumnOptions(csv=csv)) if of_files else named
+            return owners_from_files(value, options=of_csv) if of_files else named
         if not node_type or not each or node_type in files:
             raise ValueError(f"--assigner {value}: write --assigner [TYPE=]FILES, once for each type")
         files[node_type] = each
-    return owners_from_files(files, options=ColumnOptions(csv=csv))
+    return owners_from_files(files, options=of_csv)

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gigl_loader.cli.errors import importing
-from gigl_loader.cli.store_caller import Insecure, TlsCa, TlsCert, TlsKey, TokenFile
+from gigl_loader.cli.options import CallerOptions, grouped
 
 if TYPE_CHECKING:
     from gigl_loader.cli.cluster_loads import Loads
 
 
+@grouped
 def top(
     address: Annotated[str, typer.Argument(help="HOST:PORT of any server of the cluster.")],
     *,
@@ -23,22 +24,15 @@ def top(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document and end.")] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 1.0,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for every answer.")] = 5.0,
-    token_file: TokenFile = None,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    insecure: Insecure = False,
+    credentials: CallerOptions,
 ) -> None:
     """Show what the servers of a cluster do: batches, bytes, queues, memory, peers. Ctrl-C ends it."""
     with importing():
         from gigl_loader.cli.cluster_loads import Looker
-        from gigl_loader.rpc.credentials import Caller
         from gigl_server.logs import quiet_grpc
     quiet_grpc()
 
-    caller = Caller.from_files(
-        token=token_file, ca=tls_ca, certificate=tls_cert, key=tls_key, insecure=insecure
-    )
+    caller = credentials.caller()
     with Looker(address, caller, timeout) as looker:
         if json:
             print(json_module.dumps(looker.look().to_json()))

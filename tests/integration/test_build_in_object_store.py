@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from gigl_loader.cli.table_options import TableOptions, open_tables
+from gigl_loader.cli.build_options import TableOptions
+from gigl_loader.cli.table_options import open_tables
 from gigl_loader.graph import Graph
 from gigl_loader.partition import build_graph
 from tests.support.executors import write_rich_files
@@ -22,7 +23,8 @@ from tests.support.tables import files_of
 _BUILD = """
 import json, sys
 from dataclasses import asdict
-from gigl_loader.cli.table_options import TableOptions, open_tables
+from gigl_loader.cli.build_options import TableOptions
+from gigl_loader.cli.table_options import open_tables
 from gigl_loader.partition import LocalExecutor, build_graph, runner
 
 runner._FEW_ROWS = 100

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gigl_loader.arrays import Array
-from gigl_loader.cli.table_options import TableOptions, open_tables
+from gigl_loader.cli.build_options import TableOptions
+from gigl_loader.cli.table_options import open_tables
 from gigl_loader.graph import HOMOGENEOUS_EDGE
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable
 

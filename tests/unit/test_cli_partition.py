@@ -16,8 +16,9 @@ import pytest
 from typer.testing import CliRunner
 
 from gigl_loader.cli.app import build_app
+from gigl_loader.cli.build_options import TableOptions
 from gigl_loader.cli.console import build_progress
-from gigl_loader.cli.table_options import TableOptions, open_tables
+from gigl_loader.cli.table_options import open_tables
 from gigl_loader.graph import HOMOGENEOUS_EDGE, Graph
 from tests.support.command_line import COMMAND
 from tests.support.owners import owners_of

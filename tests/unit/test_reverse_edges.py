@@ -12,7 +12,8 @@ from torch_geometric.data import HeteroData
 from torch_geometric.transforms import ToUndirected
 
 from gigl_loader import FormatError
-from gigl_loader.cli.table_options import TableOptions, open_tables
+from gigl_loader.cli.build_options import TableOptions
+from gigl_loader.cli.table_options import open_tables
 from gigl_loader.graph import EdgeType, Graph
 from gigl_loader.graph.folder import MemoryFolder
 from gigl_loader.partition import (

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from gigl_client import RemoteDistDataset
 from gigl_loader import DistDataset, DistNeighborLoader, FormatError
-from gigl_loader.cli.table_options import TableOptions, open_tables
+from gigl_loader.cli.build_options import TableOptions
+from gigl_loader.cli.table_options import open_tables
 from gigl_loader.graph import Graph
 from gigl_loader.graph.folder import MemoryFolder
 from gigl_loader.options import MAX_TEXT_ID
