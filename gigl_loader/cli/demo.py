@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import json as json_module
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from gigl_loader.cli.errors import importing
-
-if TYPE_CHECKING:
-    from gigl_loader.demo.choices import Choices
 
 
 class Task(str, Enum):
@@ -117,30 +115,18 @@ def demo(
         hidden=hidden,
         lr=lr,
     )
-    run = _to_json if json else _to_console
     with importing():
-        import gigl_loader.demo.job  # noqa: F401
+        from rich.console import Console
+
+        from gigl_loader.demo.job import run_demo
+        from gigl_loader.demo.screen import Screen
+    screen = Screen(Console(quiet=json))
     with _folder(workdir) as folder:
-        run(choices, folder)
-
-
-def _to_console(choices: Choices, folder: Path) -> None:
-    from rich.console import Console
-
-    from gigl_loader.demo.job import run_demo
-    from gigl_loader.demo.screen import ConsoleScreen
-
-    screen = ConsoleScreen(Console())
-    screen.outcome(run_demo(choices, folder, screen))
-
-
-def _to_json(choices: Choices, folder: Path) -> None:
-    import json
-
-    from gigl_loader.demo.job import run_demo
-    from gigl_loader.demo.screen import SilentScreen
-
-    print(json.dumps(run_demo(choices, folder, SilentScreen()).to_json(), indent=2))
+        outcome = run_demo(choices, folder, screen)
+    if json:
+        print(json_module.dumps(outcome.to_json(), indent=2))
+    else:
+        screen.outcome(outcome)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Options of the demo, as frozen values. Imports nothing heavy, so that mistakes are told at once."""
+"""Options of the demo, as frozen values. Imports nothing heavy, so that mistakes are reported at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 
 
 def dataset_kind(name: str) -> tuple[str, str]:
-    """Return the kind of a data set and, of the kinds that hold several, which one (else nothing)."""
+    """Split a name such as ``npz:PATH`` into kind and argument, which is empty where the kind takes none."""
     kind, _, argument = name.partition(":")
     kinds = ("npz", "planetoid", "ogbn") if argument else ("digits", "debian", "synthetic")
     if kind not in kinds:
@@ -23,7 +23,7 @@ def dataset_kind(name: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How a model learns a data set well without being asked to."""
+    """Training settings with which a model learns a data set well."""
 
     epochs: int = 10
     batch_size: int = 512
@@ -34,7 +34,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticSize:
-    """Size of the made-up graph."""
+    """Size of the synthetic graph."""
 
     nodes: int = 100_000
     edges: int = 1_500_000
@@ -50,7 +50,7 @@ class SyntheticSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """What the user asked for. ``None`` leaves a choice to the task, or to the data set's recipe."""
+    """The user's options. ``None`` leaves a choice to the task, or to the data set's recipe."""
 
     task: Literal["node", "link"] = "node"
     """Classes of nodes, or links to predict."""
@@ -58,7 +58,7 @@ class Choices:
     num_workers: int = 2
     """Sampling processes, of each server threads. 0 samples in the trainer's process."""
     num_servers: int = 0
-    """Storage servers that hold the graph. 0: it lies with the trainer."""
+    """Storage servers that hold the graph. 0: the trainer opens it."""
     transport: Literal["auto", "ring", "network", "flight"] = "auto"
     """Of batches from storage servers."""
     seed: int = 0
@@ -84,7 +84,7 @@ class Choices:
             raise ValueError(f"--lr must be finite and above 0, got {self.lr}")
 
     def recipe(self, recipe: Recipe) -> Recipe:
-        """Return the data set's recipe with what the user chose instead."""
+        """Return the data set's recipe with the user's choices in place of its own."""
         names = ("epochs", "batch_size", "fanout", "hidden", "lr")
         chosen = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         return replace(recipe, **chosen)

@@ -1,40 +1,27 @@
-"""Screen of the demo: a table and progress bars for people, nothing for programs."""
+"""Screen of the demo: a line per epoch, tables and progress bars. A quiet console shows nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from gigl_loader.demo.choices import Choices
-from gigl_loader.demo.job import Outcome
-from gigl_loader.demo.training import EpochReport, Loader, Task
-from gigl_loader.graph.schema import GraphSchema
-from gigl_loader.partition.job import Progress as BuildProgress
+if TYPE_CHECKING:
+    from gigl_loader.demo.choices import Choices
+    from gigl_loader.demo.job import Outcome
+    from gigl_loader.demo.tasks import Task
+    from gigl_loader.demo.training import EpochReport
+    from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.loaders.base import BaseDistLoader
+    from gigl_loader.partition.job import Progress as BuildProgress
 
 
-class SilentScreen:
-    """Shows nothing."""
-
-    def building(self, title: str) -> AbstractContextManager[None]:
-        del title
-        return nullcontext()
-
-    def built(self, schema: GraphSchema, seconds: float) -> None: ...
-    def training(self, task: Task, choices: Choices) -> None: ...
-    def epoch(self, report: EpochReport, task: Task) -> None: ...
-
-    def watch(self, what: str, loader: Loader) -> Iterator[Any]:
-        del what
-        return iter(loader)
-
-
-class ConsoleScreen:
-    """Prints a line per epoch, and bars that vanish when they are full (none when not on a terminal)."""
+class Screen:
+    """Prints a line per epoch, and bars that vanish when they are full (none outside a terminal)."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -83,7 +70,7 @@ class ConsoleScreen:
     def _line(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True)
 
-    def watch(self, what: str, loader: Loader) -> Iterator[Any]:
+    def watch(self, what: str, loader: BaseDistLoader) -> Iterator[Any]:
         with self._bars() as bars:
             yield from bars.track(loader, total=len(loader), description=what)
 
@@ -111,7 +98,7 @@ class ConsoleScreen:
 
 
 def _where(choices: Choices) -> str:
-    """Say who samples."""
+    """Say where batches are sampled."""
     workers = choices.num_workers
     if choices.num_servers:
         threads = "a sampling thread" if workers == 1 else f"{workers} sampling threads"
@@ -124,12 +111,12 @@ def _where(choices: Choices) -> str:
 
 
 def _server_table(outcome: Outcome) -> Table:
-    """Return what each server did: batches by way of what, and where its seconds went."""
+    """Return a table of the batches, bytes and seconds of each server."""
     table = Table(title="storage servers", title_justify="left", box=None, padding=(0, 2, 0, 0))
     for name in ("", "batches", "MB", "transport", "asks waited, s", "sampling, s"):
         table.add_column(name, justify="left" if name in ("", "transport") else "right")
     for number, server in enumerate(outcome.servers):
-        megabytes = f"{server.bytes / 1e6:,.0f}"
-        times = (f"{server.waiting:.2f}", f"{server.sampling:.2f}")
-        table.add_row(f"server {number}", f"{server.batches:,}", megabytes, server.transport, *times)
+        megabytes = f"{server['bytes'] / 1e6:,.0f}"
+        times = (f"{server['waiting']:.2f}", f"{server['sampling']:.2f}")
+        table.add_row(f"server {number}", f"{server['batches']:,}", megabytes, server["transport"], *times)
     return table

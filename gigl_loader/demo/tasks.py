@@ -1,4 +1,8 @@
-"""Tasks of the demo: node classification, and link prediction."""
+"""Tasks of the demo: node classification, and link prediction.
+
+A task has the tables of a graph, loaders and a model for it, the loss and scores of a batch, and texts of
+scores.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gigl_loader.demo.choices import Choices
+from gigl_loader.demo.choices import Choices, Recipe
 from gigl_loader.demo.datasets import Demonstration
 from gigl_loader.demo.model import LinkScorer, sage
-from gigl_loader.demo.training import Judged, loader_options
+from gigl_loader.demo.training import Judged
 from gigl_loader.graph.schema import EdgeSplits, EdgeType, GraphSchema
 from gigl_loader.loaders.dataset import Dataset
 from gigl_loader.loaders.link import DistLinkNeighborLoader
@@ -22,8 +26,18 @@ from gigl_loader.partition import GraphTables, tables_from_pyg
 from gigl_loader.splits import edges_by_split
 
 
+def _loader_options(choices: Choices, recipe: Recipe, split: str) -> dict[str, Any]:
+    return {
+        "batch_size": recipe.batch_size,
+        "shuffle": split == "train",
+        "seed": choices.seed,
+        "num_workers": 1 if choices.num_servers else choices.num_workers,
+        "device": choices.device,
+    }
+
+
 class NodeTask:
-    """Tells the classes of nodes; its score is the accuracy."""
+    """Classification of nodes; its score is the accuracy."""
 
     unit = "seeds"
     columns = ("train", "val")
@@ -50,7 +64,7 @@ class NodeTask:
             dataset,
             list(self.recipe.fanout),
             split if dataset.schema.homogeneous else (self._demonstration.target, split),
-            **loader_options(self._choices, self.recipe, split),
+            **_loader_options(self._choices, self.recipe, split),
         )
 
     def judge(self, model: nn.Module, batch: Any) -> Judged:
@@ -100,15 +114,15 @@ def rank_sums(scores: Tensor) -> dict[str, Tensor]:
 
 
 NEGATIVES = 4
-"""Destinations that a link is told from in training."""
+"""Negative destinations of a link in training."""
 CANDIDATES = 50
 """Destinations that a link of val or test is ranked among. None of them is an edge of the graph."""
 TRAIN_LINKS, HELD_OUT_LINKS = 60_000, 3_000
-"""Links to learn in an epoch, and links of val and of test, at most: an epoch is to take seconds."""
+"""Largest number of links to learn in an epoch, and of links of val and of test: an epoch takes seconds."""
 
 
 class LinkTask:
-    """Tells the destinations of edges; its scores are the mean reciprocal rank and hits@k.
+    """Prediction of the destinations of edges; its scores are the mean reciprocal rank and hits@k.
 
     ``popularity_...`` are the scores of a guess that ranks destinations by their number of edges.
     """
@@ -140,7 +154,7 @@ class LinkTask:
         return LinkScorer(sage(schema, self.recipe, target=self._links.edge_type[0], out=width), width)
 
     def open_loader(self, dataset: Dataset, split: str) -> DistLinkNeighborLoader:
-        options = loader_options(self._choices, self.recipe, split)
+        options = _loader_options(self._choices, self.recipe, split)
         negatives: dict[str, Any] = {"mode": "triplet", "amount": NEGATIVES}
         if split != "train":
             negatives = {"mode": "triplet", "amount": CANDIDATES, "strict": True}
@@ -190,7 +204,7 @@ class LinkTask:
         return edges
 
     def _splits(self) -> dict[EdgeType, EdgeSplits]:
-        """Return the rules by which an edge and its reverse fall into one split."""
+        """Return the rules of the splits, by which an edge and its reverse fall into the same one."""
         edge_type, reverse = self._links.edge_type, self._links.reverse
         edges = max(self._edge_index().shape[1], 1)
         held_out = min(0.1, HELD_OUT_LINKS / edges)
@@ -224,3 +238,11 @@ class LinkTask:
 def _loss(scores: Tensor) -> Tensor:
     """Return the cross entropy of the true destination, in column 0, among all."""
     return nn.functional.cross_entropy(scores, scores.new_zeros(len(scores), dtype=torch.int64))
+
+
+Task = NodeTask | LinkTask
+
+
+def task_of(demonstration: Demonstration, choices: Choices) -> Task:
+    """Return the chosen task on a data set."""
+    return (NodeTask if choices.task == "node" else LinkTask)(demonstration, choices)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -13,16 +13,16 @@ from torch import nn
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gigl_loader.demo.choices import Choices, Recipe
-    from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.demo.tasks import Task
     from gigl_loader.loaders.base import BaseDistLoader
-    from gigl_loader.loaders.dataset import Dataset
-    from gigl_loader.partition import GraphTables
+
+    Watch = Callable[[str, BaseDistLoader], Iterator[Any]]
+    """Iterates a loader and shows its progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Judged:
-    """One batch as a model sees it."""
+    """Loss and scores of one batch."""
 
     loss: Tensor
     """Mean over the seeds, a scalar."""
@@ -32,90 +32,19 @@ class Judged:
     """Scores by name, scalars, added up over the seeds."""
 
 
-class Task(Protocol):
-    """Task on a data set: tables, model, loaders, and how scores are shown."""
-
-    @property
-    def title(self) -> str: ...
-    @property
-    def recipe(self) -> Recipe: ...
-    @property
-    def unit(self) -> str:
-        """Plural noun for what a batch holds."""
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Headings of the scores of an epoch."""
-
-    def tables(self) -> GraphTables:
-        """Return the tables from which the graph is built."""
-
-    def facts(self, schema: GraphSchema) -> dict[str, Any]:
-        """Return what the report says of the task, as plain values."""
-
-    def model(self, schema: GraphSchema) -> nn.Module:
-        """Return an untrained model."""
-
-    def open_loader(self, dataset: Dataset, split: str) -> BaseDistLoader:
-        """Return a loader of ``"train"`` (shuffled), ``"val"`` or ``"test"``."""
-
-    def learn(self, model: nn.Module, batch: Any) -> Judged:
-        """Return the loss to minimise, with scores where a training batch has them."""
-
-    def judge(self, model: nn.Module, batch: Any) -> Judged:
-        """Return how well the model does on a batch of ``"val"`` or ``"test"``."""
-
-    def cells(self, train: Mapping[str, float], val: Mapping[str, float]) -> list[str]:
-        """Return the scores of an epoch as texts, one for each of ``columns``."""
-
-    def verdict(self, test: Mapping[str, float]) -> str:
-        """Return the test scores in one line."""
-
-
-def loader_options(choices: Choices, recipe: Recipe, split: str) -> dict[str, Any]:
-    """Return the arguments that loaders of every task have."""
-    return {
-        "batch_size": recipe.batch_size,
-        "shuffle": split == "train",
-        "seed": choices.seed,
-        "num_workers": 1 if choices.num_servers else choices.num_workers,
-        "device": choices.device,
-    }
-
-
-class Loader(Protocol):
-    """What training asks of a loader."""
-
-    def __iter__(self) -> Iterator[Any]: ...
-    def __len__(self) -> int: ...
-    def stats(self) -> dict[str, Any]: ...
-
-
-Watch = Callable[[str, Loader], Iterator[Any]]
-"""Iterates a loader and shows how far it is."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
-    """Means over some seeds."""
-
-    loss: float
-    scores: dict[str, float]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochReport:
-    """One epoch of training: how well, and how long what took (seconds)."""
+    """Loss, scores and seconds of one epoch of training."""
 
     epoch: int
     loss: float
     train: dict[str, float]
-    """Scores of the batches that were learnt, while they were."""
+    """Scores of the batches that were learnt, at the time they were learnt."""
     val: dict[str, float]
     seconds: float
-    """Of training; evaluation is not in it. The three parts below add up to it."""
+    """Of training, without evaluation. The three parts below add up to it."""
     waiting: float
-    """For a batch to arrive; where the trainer samples itself, sampling is in it."""
+    """For a batch to arrive. Includes sampling where the trainer samples."""
     copying: float
     """From a frame to tensors on the device, ``edge_index`` expanded."""
     computing: float
@@ -146,28 +75,30 @@ class Stopwatch:
         self._last = now
 
 
+@dataclass(slots=True)
 class RunningMean:
     """Running mean of the loss and the scores over batches."""
 
-    def __init__(self) -> None:
-        self.seeds = 0
-        self._loss = 0.0
-        self._sums: dict[str, float] = {}
+    seeds: int = 0
+    _sums: dict[str, float] = field(default_factory=dict)
 
     def add(self, judged: Judged) -> None:
         self.seeds += judged.seeds
-        self._loss += judged.loss.item() * judged.seeds
-        for name, value in judged.sums.items():
-            self._sums[name] = self._sums.get(name, 0) + value.item()
+        for name, value in {"loss": judged.loss * judged.seeds, **judged.sums}.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value.item()
 
-    def result(self) -> Evaluation:
-        seeds = max(self.seeds, 1)
-        scores = {name: value / seeds for name, value in self._sums.items()}
-        return Evaluation(loss=self._loss / seeds, scores=scores)
+    def result(self) -> dict[str, float]:
+        """Return ``loss`` and the scores by name; a loss of 0 where there were no seeds."""
+        return {"loss": 0.0, **{name: value / self.seeds for name, value in self._sums.items()}}
 
 
 def train(
-    model: nn.Module, task: Task, *, train_loader: Loader, val_loader: Loader, watch: Watch
+    model: nn.Module,
+    task: Task,
+    *,
+    train_loader: BaseDistLoader,
+    val_loader: BaseDistLoader,
+    watch: Watch,
 ) -> Iterator[EpochReport]:
     """Train for ``task.recipe.epochs`` epochs, and yield a report after each."""
     optimizer = torch.optim.Adam(model.parameters(), lr=task.recipe.lr)
@@ -188,9 +119,9 @@ def train(
         learnt = mean.result()
         yield EpochReport(
             epoch=epoch,
-            loss=learnt.loss,
-            train=learnt.scores,
-            val=evaluate(model, task, val_loader, watch=watch).scores,
+            loss=learnt.pop("loss"),
+            train=learnt,
+            val=evaluate(model, task, val_loader, watch=watch),
             seconds=sum(clock.seconds.values()),
             waiting=clock.seconds["waiting"] - copying,
             copying=copying,
@@ -200,16 +131,18 @@ def train(
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, task: Task, loader: Loader, *, watch: Watch) -> Evaluation:
-    """Return how well the model does on the seeds of a loader."""
+def evaluate(model: nn.Module, task: Task, loader: BaseDistLoader, *, watch: Watch) -> dict[str, float]:
+    """Return the scores of the model on the seeds of a loader."""
     model.eval()
     mean = RunningMean()
     for batch in watch("evaluate", loader):
         mean.add(task.judge(model, batch))
-    return mean.result()
+    scores = mean.result()
+    del scores["loss"]
+    return scores
 
 
-def _seconds_copying(loader: Loader) -> float:
+def _seconds_copying(loader: BaseDistLoader) -> float:
     """Return the seconds that the loader has spent on turning frames into tensors on the device."""
     stats = loader.stats()
     return float(stats["seconds_copying"] + stats["seconds_collating"])
