@@ -20,14 +20,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 from collections.abc import Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cluster_model as model
+import harness
 from cluster_lab import Lab, Measured, Run, missing_for_hosts
 from cluster_model import Amount, Batch, Cluster, Constants, Line
 from cluster_table import Rates, print_table, table
@@ -35,7 +34,7 @@ from cluster_table import Rates, print_table, table
 from gigl_loader.bench.workload import Workload, prepare
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
 CALLS_BOUND, BYTES_BOUND = 0.10, 0.15
 """Largest share by which a prediction may differ."""
@@ -84,7 +83,7 @@ def main() -> int:
     if reason:
         print(f"cluster_simulation: {reason}", file=sys.stderr)
         return 2
-    with _folder(options.data) as folder:
+    with harness.folder(options.data) as folder:
         constants = _constants(folder, options)
         checks, rates = _checks(folder, options, constants)
     _print_checks(checks)
@@ -293,16 +292,6 @@ def _print_checks(checks: Sequence[Check]) -> None:
 
 def _progress(text: str) -> None:
     print(f"cluster_simulation: {text}", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _folder(data: Path | None) -> Iterator[Path]:
-    if data is not None:
-        data.mkdir(parents=True, exist_ok=True)
-        yield data
-        return
-    with tempfile.TemporaryDirectory(prefix="gigl-cluster-") as folder:
-        yield Path(folder)
 
 
 def _batch_of(options: argparse.Namespace) -> Batch:

@@ -14,24 +14,21 @@ Measures, on the workload of ``gigl-loader bench``:
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import harness
 import torch
 from torch.nn.functional import cross_entropy
 
 from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.bench.loading import open_loader
-from gigl_loader.bench.workload import FULL, QUICK, Workload, prepare
+from gigl_loader.bench.workload import Workload, prepare, training_seeds
 from gigl_loader.channel.frame import Frame
 from gigl_loader.demo.model import HomogeneousSAGE
 from gigl_loader.loaders.transfer import StreamTransfer, SynchronousTransfer, Transfer
@@ -50,23 +47,18 @@ def main() -> int:
     if not torch.cuda.is_available():
         print(f"needs a CUDA device: torch {torch.__version__} sees none", file=sys.stderr)
         return 1
-    with folder(options.data) as data:
-        figures = measure(QUICK if options.quick else FULL, data, options)
+    with harness.folder(options.data) as data:
+        figures = measure(harness.workload_of(options), data, options)
     width = max(map(len, figures))
     for name, value in figures.items():
         print(f"{name:{width}}  {value:.3f}" if isinstance(value, float) else f"{name:{width}}  {value}")
-    if options.json is not None:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    harness.write_json(options, figures)
     return 0
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--data", type=Path, help="directory of the workload, made where missing")
-    parser.add_argument("--quick", action="store_true", help="a small graph: does it run?")
+    parser = harness.parser(__doc__, rounds=5)
     parser.add_argument("--workers", type=int, default=2, help="sampling processes of the traced run")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each thing is timed")
-    parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--trace", type=Path, help="write the profiler's trace (Chrome format) to this file")
     return parser.parse_args()
 
@@ -74,7 +66,7 @@ def arguments() -> argparse.Namespace:
 def measure(workload: Workload, data: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Return every figure by name."""
     graph = prepare(workload, data)
-    seeds = np.load(data / "train.npy")[: workload.num_seeds]
+    seeds = training_seeds(workload, data)
     dataset, device = DistDataset.open(graph), torch.device("cuda", torch.cuda.current_device())
     loader = open_loader(dataset, workload, seeds, num_workers=0)
     figures: dict[str, Any] = {"device": torch.cuda.get_device_name(device), "torch": torch.__version__}
@@ -206,15 +198,6 @@ def waits_per_batch(events: Iterable[tuple[str, int]], batches: int) -> dict[str
     counts["cudaDeviceSynchronize"] = max(counts["cudaDeviceSynchronize"] - 1, 0)
     figures = {f"{name} per batch": count / max(batches, 1) for name, count in counts.items()}
     return {**figures, "synchronisations per batch": sum(counts.values()) / max(batches, 1)}
-
-
-@contextmanager
-def folder(path: Path | None) -> Iterator[Path]:
-    if path is not None:
-        yield path
-        return
-    with tempfile.TemporaryDirectory(prefix="gigl-device-") as temporary:
-        yield Path(temporary)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ def parser(description: str | None, *, rounds: int = 3) -> argparse.ArgumentPars
 def folder(path: Path | None) -> Iterator[Path]:
     """Lend ``path``, or a temporary folder that is removed afterwards."""
     if path is not None:
+        path.mkdir(parents=True, exist_ok=True)
         yield path
         return
     with tempfile.TemporaryDirectory(prefix="gigl-bench-") as temporary:

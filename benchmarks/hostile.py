@@ -26,13 +26,13 @@ import select
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import harness
 import numpy as np
 import numpy.typing as npt
 from hostile_bombs import BOMBS, ENDLESS, build_bombed
@@ -64,7 +64,7 @@ def main() -> int:
     ours, theirs = _halves(sorted(os.sched_getaffinity(0)))
     os.sched_setaffinity(0, ours)
     rounds: list[dict[str, float]] = []
-    with _folder(options.data) as folder:
+    with harness.folder(options.data) as folder:
         graph = prepare(QUICK, folder)
         for number in range(0 if options.latency else options.rounds):
             print(f"round {number + 1} of {options.rounds}", file=sys.stderr, flush=True)
@@ -267,16 +267,6 @@ def _wait_until_ready(started: Sequence[subprocess.Popen[str]]) -> None:
     deadline = time.monotonic() + _CALLERS_READY_S
     for process in started:
         select.select([process.stdout], [], [], max(deadline - time.monotonic(), 0))
-
-
-@contextmanager
-def _folder(data: Path | None) -> Iterator[Path]:
-    if data is not None:
-        data.mkdir(parents=True, exist_ok=True)
-        yield data
-        return
-    with tempfile.TemporaryDirectory(prefix="gigl-hostile-") as folder:
-        yield Path(folder)
 
 
 def _arguments() -> argparse.Namespace:

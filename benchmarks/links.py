@@ -10,17 +10,18 @@ ratio of CPU seconds, and the ratio of the bytes of frames. Links: 1,024 a batch
 
 from __future__ import annotations
 
+import argparse
 import json
-import os
 import statistics
 import time
 from pathlib import Path
 from typing import Any
 
+import harness
 import numpy as np
-from options import read_options
 
-from gigl_loader.bench.workload import FULL, QUICK, Workload, prepare
+from gigl_loader.bench.sampling import FrameWriter
+from gigl_loader.bench.workload import Workload, prepare
 from gigl_loader.graph.graph import Graph
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE, label_list
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
@@ -31,7 +32,6 @@ from gigl_loader.sampling.plans.ablp import ABLPPlan
 from gigl_loader.sampling.plans.link import LinkPlan
 from gigl_loader.sampling.plans.neighbor import NeighborPlan
 from gigl_loader.sampling.request import SEED, BatchRequest
-from gigl_loader.sampling.source import PlanSampler
 
 LIKES = ("node", "likes", "node")
 LABELS = 5
@@ -41,13 +41,13 @@ RANDOMS = 256
 
 def labelled_graph(workload: Workload, folder: Path) -> Path:
     """Return a graph of the same edges with a label set: five of each training node, two hops away."""
-    plain = prepare(workload, folder)
+    prepare(workload, folder)
     path = folder / "graph-labels"
     if path.exists():
         return path
     random = np.random.default_rng(1)
-    src, dst = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("src", "dst"))
-    anchors = np.repeat(np.load(folder / "train.npy"), LABELS)
+    src, dst, train = harness.arrays(folder, "src", "dst", "train")
+    anchors = np.repeat(train, LABELS)
     labels = src[random.integers(0, len(src), len(anchors))]
     tables = GraphTables(
         edges={HOMOGENEOUS_EDGE: ArrayTable("edges", {"src": src, "dst": dst})},
@@ -55,7 +55,7 @@ def labelled_graph(workload: Workload, folder: Path) -> Path:
         labels={label_list(LIKES, "positive"): ArrayTable("labels", {"src": anchors, "dst": labels})},
     )
     build_graph(tables, path)
-    return path if path.exists() else plain
+    return path
 
 
 class Case:
@@ -65,9 +65,10 @@ class Case:
         nodes = NeighborPlan(
             seed_type=HOMOGENEOUS_NODE, num_neighbors=hops.num_neighbors, with_edge=hops.with_edge
         )
-        self._samplers = [BatchPlan(sampler=each, run_seed=1).open(graph) for each in (plan, nodes)]
+        self._own, self._nodes = (
+            FrameWriter(BatchPlan(sampler=each, run_seed=1).open(graph)) for each in (plan, nodes)
+        )
         self._requests = requests
-        self._buffer = np.empty(0, np.uint8)
         self.num_seeds = 0
         self.frame_bytes = 0
         """Of all batches, as servers send them, without rows of features."""
@@ -75,45 +76,37 @@ class Case:
         """Of the batches of nodes."""
         self._same: list[BatchRequest] = []
         for request in requests:
-            layout = self._write(self._samplers[0], request)
+            layout = self._own.write(request)
             count = json.loads(layout.metadata["num_sampled_nodes"])["node"][0]
-            seeds = layout.view(self._buffer, "node/node/n_id")[:count].copy()
+            seeds = layout.view(self._own.buffer, "node/node/n_id")[:count].copy()
             self.num_seeds += len(seeds)
             self.frame_bytes += layout.nbytes
             self._same.append(BatchRequest(0, request.batch, np.arange(len(seeds)), {SEED: seeds}))
-            self.node_bytes += self._write(self._samplers[1], self._same[-1]).nbytes
+            self.node_bytes += self._nodes.write(self._same[-1]).nbytes
 
     def seconds(self) -> tuple[float, float]:
         """Return CPU seconds of the batches, and of those of nodes."""
-        first = self._run(self._samplers[0], self._requests)
-        return first, self._run(self._samplers[1], self._same)
+        return _seconds(self._own, self._requests), _seconds(self._nodes, self._same)
 
-    def _run(self, sampler: PlanSampler, requests: list[BatchRequest]) -> float:
-        began = time.thread_time()
-        for request in requests:
-            self._write(sampler, request)
-        return time.thread_time() - began
 
-    def _write(self, sampler: PlanSampler, request: BatchRequest) -> Any:
-        sampled = sampler.sample(request)
-        if len(self._buffer) < sampled.layout.nbytes:
-            self._buffer = np.empty(sampled.layout.nbytes * 5 // 4, np.uint8)
-        sampled.write(self._buffer)
-        return sampled.layout
+def _seconds(writer: FrameWriter, requests: list[BatchRequest]) -> float:
+    began = time.thread_time()
+    for request in requests:
+        writer.write(request)
+    return time.thread_time() - began
 
 
 def cases(workload: Workload, folder: Path) -> dict[str, Case]:
     graph = Graph.open(labelled_graph(workload, folder), verify="none")
     hops = KHop(num_neighbors={HOMOGENEOUS_EDGE: workload.fanout}, with_edge=True)
     random = np.random.default_rng(2)
-    src, dst = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("src", "dst"))
+    src, dst, train = harness.arrays(folder, "src", "dst", "train")
     count = min(workload.batches, 20)
     links = []
     for batch in range(count):
         edges = np.sort(random.integers(0, len(src), workload.batch_size))
         columns = {"src": src[edges].astype(np.int64), "dst": dst[edges].astype(np.int64)}
         links.append(BatchRequest(0, batch, np.arange(len(edges)), columns))
-    train = np.load(folder / "train.npy")
     anchors = [
         BatchRequest(0, batch, np.arange(ANCHORS), {SEED: train[batch * ANCHORS : (batch + 1) * ANCHORS]})
         for batch in range(min(count, len(train) // ANCHORS))
@@ -136,8 +129,12 @@ def cases(workload: Workload, folder: Path) -> dict[str, Case]:
 
 
 def main() -> None:
-    arguments = read_options(__doc__)
-    made = cases(QUICK if arguments.quick else FULL, arguments.data)
+    arguments = harness.parser(__doc__, rounds=5).parse_args()
+    with harness.folder(arguments.data) as data:
+        measure(cases(harness.workload_of(arguments), data), arguments)
+
+
+def measure(made: dict[str, Case], arguments: argparse.Namespace) -> None:
     ratios: dict[str, list[float]] = {name: [] for name in made}
     costs: dict[str, list[float]] = {name: [] for name in made}
     for _ in range(arguments.rounds):
@@ -145,20 +142,18 @@ def main() -> None:
             own, nodes = case.seconds()
             ratios[name].append(own / nodes)
             costs[name].append(own / case.num_seeds * 1e6)
-    load = os.getloadavg()[0]
+    load = harness.load()
     print(f"CPU of a batch, against a batch of nodes with the same seeds (load {load:.1f})")
-    for name in made:
+    sizes = {name: case.frame_bytes / case.node_bytes for name, case in made.items()}
+    for name, size in sizes.items():
         low, high = min(ratios[name]), max(ratios[name])
         median = statistics.median(ratios[name])
         print(
             f"  {name:24} {median:5.2f}  ({low:.2f} to {high:.2f}); "
             f"{statistics.median(costs[name]):6.2f} us a seed; "
-            f"bytes {made[name].frame_bytes / made[name].node_bytes:.3f}"
+            f"bytes {size:.3f}"
         )
-    if arguments.json is not None:
-        sizes = {name: case.frame_bytes / case.node_bytes for name, case in made.items()}
-        figures = {"load": load, "ratios": ratios, "us_per_seed": costs, "bytes": sizes}
-        arguments.json.write_text(json.dumps(figures) + "\n")
+    harness.write_json(arguments, {"load": load, "ratios": ratios, "us_per_seed": costs, "bytes": sizes})
 
 
 if __name__ == "__main__":

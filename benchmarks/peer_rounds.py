@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,16 +16,16 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-import torch
+import harness
 import torch_geometric
 from peer_case import OURS, Case
 
+from gigl_loader.bench.report import NOISY_CORES, machine, subjects_json
 from gigl_loader.bench.rounds import Figures, Measured, run_rounds
-from gigl_loader.bench.workload import FULL, QUICK, prepare
+from gigl_loader.bench.workload import prepare
 
 HERE = Path(__file__).resolve().parent
 SETUP_LIMIT_S, CASE_LIMIT_S = 2 * 3600, 900
-NOISY_CORES = 0.2
 LINK_BATCHES = 4
 """Of as many batches around nodes, one around links is measured: it has four ends for every link."""
 
@@ -36,22 +34,18 @@ OUR_SETTINGS: tuple[dict[str, Any], ...] = ({"num_workers": 0}, {"num_workers": 
 
 def argument_parser(description: str | None) -> argparse.ArgumentParser:
     """Return a parser of what all comparisons take."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--data", type=Path, help="directory of the workload, made where missing")
-    parser.add_argument("--quick", action="store_true", help="a small graph: does it run?")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each case is run")
+    parser = harness.parser(description)
     parser.add_argument(
         "--seconds", type=float, default=8.0, help="how long each run of a case measures, in whole epochs"
     )
-    parser.add_argument("--json", type=Path, help="write all figures to this file")
     return parser
 
 
 @contextmanager
 def plain_case(options: argparse.Namespace, task: str) -> Iterator[Case]:
     """Prepare the workload; yield gigl_loader's inline case of it, which the other cases are made from."""
-    workload = QUICK if options.quick else FULL
-    with folder(options.data) as data:
+    workload = harness.workload_of(options)
+    with harness.folder(options.data) as data:
         yield Case(
             side=OURS,
             task=task,
@@ -86,14 +80,13 @@ def compare(
         rounds=options.rounds,
     )
     document = report(cases, measured, tolerance) | {
-        "machine": machine(),
+        "machine": machine() | {"torch_geometric": torch_geometric.__version__},
         "versions": versions,
         "load_average_before": before,
         "others_busy_cores": {"all": measured.others_busy()},
     }
     print("\n".join(markdown(document)))
-    if options.json is not None:
-        options.json.write_text(json.dumps(document, indent=2) + "\n")
+    harness.write_json(options, document)
     return 0 if document["equal"] else 1
 
 
@@ -159,31 +152,13 @@ def report(cases: list[Case], measured: Measured, tolerance: float) -> dict[str,
     difference = max(drawn.values()) / min(drawn.values()) - 1
     return {
         "task": cases[0].task,
-        "subjects": {
-            name: {
-                metric: {"median": medians[name][metric], "rounds": values}
-                for metric, values in subject.samples.items()
-            }
-            for name, subject in measured.subjects.items()
-        },
+        "subjects": subjects_json(measured),
         "ratios": ratios,
         "peer": peer,
         "peer_fastest": best,
         "peer_cheapest": cheapest,
         "peer_edges_over_ours": drawn[peer] / drawn[OURS],
         "equal": difference <= tolerance,
-    }
-
-
-def machine() -> dict[str, Any]:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return {
-        "cpu": next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), ""),
-        "cpus": os.cpu_count(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "torch_geometric": torch_geometric.__version__,
     }
 
 
@@ -200,7 +175,7 @@ def markdown(document: dict[str, Any]) -> Iterator[str]:
     yield "| | " + " | ".join(heading for heading, _ in columns.values()) + " |"
     yield "|---|" + "---:|" * len(columns)
     for name, figures in document["subjects"].items():
-        cells = (spread(figures[metric], form) for metric, (_, form) in columns.items())
+        cells = (harness.spread(figures[metric], form) for metric, (_, form) in columns.items())
         yield f"| {name} | " + " | ".join(cells) + " |"
     yield from ("", "| ratio | |", "|---|---:|")
     yield from (f"| {title} | {value:.2f} |" for title, value in document["ratios"].items())
@@ -217,19 +192,5 @@ def markdown(document: dict[str, Any]) -> Iterator[str]:
     yield (
         f"{about['cpu']}, {about['cpus']} cores, kernel {about['kernel']}, Python {about['python']}, "
         f"torch {about['torch']}; load average before: {load}; other processes used {busy:.2f} cores"
-        + (" (above 0.2 the figures are void)." if busy > NOISY_CORES else ".")
+        + (f" (above {NOISY_CORES} the figures are void)." if busy > NOISY_CORES else ".")
     )
-
-
-def spread(figure: dict[str, Any], form: str) -> str:
-    median, low, high = (form.format(f(figure["rounds"])) for f in (lambda _: figure["median"], min, max))
-    return median if low == high else f"{median} ({low} to {high})"
-
-
-@contextmanager
-def folder(path: Path | None) -> Iterator[Path]:
-    if path is not None:
-        yield path
-        return
-    with tempfile.TemporaryDirectory(prefix="gigl-peer-") as temporary:
-        yield Path(temporary)

@@ -11,15 +11,15 @@ medians over the rounds, of CPU seconds.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
 import time
 from pathlib import Path
 
+import harness
 import numpy as np
 
-from gigl_loader.bench.workload import FULL, QUICK, Workload, prepare
+from gigl_loader.bench.sampling import FrameWriter
+from gigl_loader.bench.workload import Workload, prepare
 from gigl_loader.graph.graph import Graph
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE
 from gigl_loader.sampling.partitioned import PartitionedStore
@@ -27,46 +27,41 @@ from gigl_loader.sampling.plan import BatchPlan, SamplerArguments
 from gigl_loader.sampling.plans.neighbor import NeighborPlan
 from gigl_loader.sampling.plans.ppr import PPRSamplerOptions
 from gigl_loader.sampling.request import SEED, BatchRequest
-from gigl_loader.sampling.source import PlanSampler
 
 BATCHES = 8
 
 
-def seeds_per_second(sampler: PlanSampler, requests: list[BatchRequest]) -> float:
+def seeds_per_second(writer: FrameWriter, requests: list[BatchRequest]) -> float:
     """Return the seeds of these batches over their CPU seconds."""
-    buffer = np.empty(0, np.uint8)
     began = time.thread_time()
     for request in requests:
-        sampled = sampler.sample(request)
-        if len(buffer) < sampled.layout.nbytes:
-            buffer = np.empty(sampled.layout.nbytes * 5 // 4, np.uint8)
-        sampled.write(buffer)
+        writer.write(request)
     return sum(map(len, requests)) / (time.thread_time() - began)
 
 
-def cases(graph: Graph, workload: Workload, options: PPRSamplerOptions) -> dict[str, PlanSampler]:
+def cases(graph: Graph, workload: Workload, options: PPRSamplerOptions) -> dict[str, FrameWriter]:
     """Return a sampler of each kind."""
     ppr = BatchPlan(sampler=options.plan(graph.schema, HOMOGENEOUS_NODE, SamplerArguments()), run_seed=1)
     hops = NeighborPlan(seed_type=HOMOGENEOUS_NODE, num_neighbors={HOMOGENEOUS_EDGE: workload.fanout})
     return {
-        "one pass": ppr.open(graph),
-        "round by round": ppr.open(graph, PartitionedStore.whole(graph)),
-        "k hops": BatchPlan(sampler=hops, run_seed=1).open(graph),
+        "one pass": FrameWriter(ppr.open(graph)),
+        "round by round": FrameWriter(ppr.open(graph, PartitionedStore.whole(graph))),
+        "k hops": FrameWriter(BatchPlan(sampler=hops, run_seed=1).open(graph)),
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--data", type=Path, required=True, help="folder of the workload, made where missing")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = harness.parser(__doc__, rounds=5)
     parser.add_argument("--alpha", type=float, default=0.5)
     parser.add_argument("--eps", type=float, default=1e-4)
-    parser.add_argument("--quick", action="store_true", help="a small graph")
-    parser.add_argument("--json", type=Path, help="write all figures to this file")
     arguments = parser.parse_args()
-    workload = QUICK if arguments.quick else FULL
-    graph = Graph.open(prepare(workload, arguments.data), verify="none")
-    seeds = np.load(arguments.data / "train.npy").astype(np.int64)
+    with harness.folder(arguments.data) as data:
+        measure(harness.workload_of(arguments), data, arguments)
+
+
+def measure(workload: Workload, data: Path, arguments: argparse.Namespace) -> None:
+    graph = Graph.open(prepare(workload, data), verify="none")
+    (seeds,) = harness.arrays(data, "train")
     size = min(workload.batch_size, len(seeds) // 2)
     requests = [
         BatchRequest(0, batch, np.arange(size), {SEED: np.roll(seeds, -batch * size)[:size]})
@@ -79,13 +74,12 @@ def main() -> None:
         {name: seeds_per_second(sampler, requests) for name, sampler in samplers.items()}
         for _ in range(arguments.rounds)
     ]
-    load = os.getloadavg()[0]
+    load = harness.load()
     figures = {name: statistics.median(each[name] for each in rounds) for name in samplers}
     print(f"seeds per CPU second (alpha {arguments.alpha}, eps {arguments.eps}; load {load:.1f})")
     for name, found in figures.items():
         print(f"  {name:15} {found:9,.0f}   {found / figures['k hops']:5.2f} of k hops")
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps({"load": load, "seeds_per_cpu_second": figures}) + "\n")
+    harness.write_json(arguments, {"load": load, "seeds_per_cpu_second": figures})
 
 
 if __name__ == "__main__":

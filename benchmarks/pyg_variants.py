@@ -96,9 +96,11 @@ def main() -> None:
         side, data, quick = sys.argv[2], Path(sys.argv[3]), sys.argv[4] == "quick"
         print(json.dumps((measure_pyg if side == "pyg" else measure_ours)(data, quick=quick)))
         return
-    from options import read_options
+    import harness
 
-    options = read_options(__doc__)
+    options = harness.parser(__doc__, rounds=5).parse_args()
+    if options.data is None:
+        raise SystemExit("--data is needed: both sides read it")
     home = Path(os.environ.get("PYG_HOME", Path.home() / ".cache/gigl_loader_bench/pyg"))
     pythons = {"ours": sys.executable, "pyg": str(home / "bin" / "python")}
     size = "quick" if options.quick else "full"
@@ -109,7 +111,7 @@ def main() -> None:
             command = [python, __file__, "--side", side, str(options.data), size]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             rounds[-1][side] = json.loads(done.stdout.splitlines()[-1])
-    load = os.getloadavg()[0]
+    load = harness.load()
     figures = {
         kind: {
             **{side: statistics.median(each[side][kind] for each in rounds) for side in pythons},
@@ -120,8 +122,7 @@ def main() -> None:
     print(f"edges per CPU second: ours, PyG's, ratio (load {load:.1f})")
     for kind, found in figures.items():
         print(f"  {kind:18} {found['ours'] / 1e6:6.1f} M  {found['pyg'] / 1e6:6.1f} M  {found['ratio']:5.2f}")
-    if options.json is not None:
-        options.json.write_text(json.dumps({"load": load, "figures": figures}) + "\n")
+    harness.write_json(options, {"load": load, "figures": figures})
 
 
 if __name__ == "__main__":

@@ -10,15 +10,14 @@ the same batches in turns; figures are medians over rounds. Batches have float32
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from pathlib import Path
 
-import numpy as np
+import harness
 
 from gigl_loader.bench.rounds import Case, run_rounds
 from gigl_loader.bench.store import Setup, store_case
-from gigl_loader.bench.workload import FULL, QUICK, Workload, prepare
+from gigl_loader.bench.workload import Workload, prepare, training_seeds
 from gigl_loader.graph.quantization import Quantization
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
@@ -35,9 +34,7 @@ def graph_of(workload: Workload, folder: Path, kind: str) -> Path:
     if kind == "float32":
         return whole
     if not path.exists():
-        src, dst, features, labels = (
-            np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("src", "dst", "feat", "label")
-        )
+        src, dst, features, labels = harness.arrays(folder, "src", "dst", "feat", "label")
         tables = GraphTables(
             edges={HOMOGENEOUS_EDGE: ArrayTable("edges", {"src": src, "dst": dst})},
             nodes={HOMOGENEOUS_NODE: NodeTable(ArrayTable("nodes", {"x": features, "y": labels}))},
@@ -48,16 +45,16 @@ def graph_of(workload: Workload, folder: Path, kind: str) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--data", type=Path, required=True, help="folder of the workload, made where missing")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = harness.parser(__doc__)
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), help="float32 comes first")
-    parser.add_argument("--quick", action="store_true", help="a small graph")
-    parser.add_argument("--json", type=Path, help="write all figures to this file")
     arguments = parser.parse_args()
-    workload = QUICK if arguments.quick else FULL
-    graphs = {kind: graph_of(workload, arguments.data, kind) for kind in arguments.kinds}
-    seeds = np.load(arguments.data / "train.npy")[: workload.num_seeds]
+    with harness.folder(arguments.data) as data:
+        measure(harness.workload_of(arguments), data, arguments)
+
+
+def measure(workload: Workload, data: Path, arguments: argparse.Namespace) -> None:
+    graphs = {kind: graph_of(workload, data, kind) for kind in arguments.kinds}
+    seeds = training_seeds(workload, data)
 
     def case(kind: str, path: Path) -> Case:
         measure = store_case(path, seeds, workload, SETUP, epochs=1)
@@ -86,8 +83,7 @@ def main() -> None:
             f"bytes {of['received_mb_over_float32']:.3f}  ({of['received_mb']:.1f} MB a batch);  "
             f"CPU {of['cpu_s_per_kseed_over_float32']:.2f}"
         )
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps({"others_busy": busy, "figures": found}) + "\n")
+    harness.write_json(arguments, {"others_busy": busy, "figures": found})
 
 
 if __name__ == "__main__":

@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
+from failover import random_graph
 
-from benchmarks.failover import random_graph
 from gigl_client import RemoteDistDataset
 from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_server.local_cluster import LocalCluster

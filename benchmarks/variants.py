@@ -10,19 +10,20 @@ uniform draws, and nodes per batch over theirs.
 
 from __future__ import annotations
 
+import argparse
 import json
-import os
 import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import harness
 import made_columns
 import numpy as np
-from options import read_options
 
-from gigl_loader.bench.workload import FULL, QUICK, Workload, prepare
+from gigl_loader.bench.sampling import FrameWriter
+from gigl_loader.bench.workload import Workload, prepare
 from gigl_loader.graph.graph import Graph
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
@@ -47,7 +48,7 @@ def indexed_graph(workload: Workload, folder: Path) -> Path:
     prepare(workload, folder)
     path = folder / "graph-weights-times"
     if not path.exists():
-        src, dst = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("src", "dst"))
+        src, dst = harness.arrays(folder, "src", "dst")
         made = {"w": made_columns.weights(len(src)), "t": made_columns.times(len(src))}
         edges = ArrayTable("edges", {"src": src, "dst": dst, **made})
         tables = GraphTables(
@@ -70,8 +71,7 @@ class Case:
             with_edge=True,
             **options,
         )
-        self._sampler = BatchPlan(sampler=plan, run_seed=1).open(graph)
-        self._buffer = np.empty(0, np.uint8)
+        self._writer = FrameWriter(BatchPlan(sampler=plan, run_seed=1).open(graph))
         self.nodes = self.edges = 0
 
     def seconds_per_edge(self, requests: list[BatchRequest]) -> float:
@@ -80,14 +80,9 @@ class Case:
         seconds = 0.0
         for request in requests:
             began = time.thread_time()
-            sampled = self._sampler.sample(request)
-            if len(self._buffer) < sampled.layout.nbytes:
-                self._buffer = np.empty(sampled.layout.nbytes * 5 // 4, np.uint8)
-            sampled.write(self._buffer)
+            layout = self._writer.write(request)
             seconds += time.thread_time() - began
-            counts = {
-                name: json.loads(text) for name, text in sampled.layout.metadata.items() if "num" in name
-            }
+            counts = {name: json.loads(text) for name, text in layout.metadata.items() if "num" in name}
             self.nodes += sum(counts["num_sampled_nodes"]["node"])
             self.edges += sum(counts["num_sampled_edges"]["node+to+node"])
         return seconds / self.edges
@@ -102,10 +97,14 @@ def requests_of(workload: Workload, folder: Path) -> list[BatchRequest]:
 
 
 def main() -> None:
-    arguments = read_options(__doc__)
-    workload = QUICK if arguments.quick else FULL
-    graph = Graph.open(indexed_graph(workload, arguments.data), verify="none")
-    requests = requests_of(workload, arguments.data)
+    arguments = harness.parser(__doc__, rounds=5).parse_args()
+    with harness.folder(arguments.data) as data:
+        measure(harness.workload_of(arguments), data, arguments)
+
+
+def measure(workload: Workload, data: Path, arguments: argparse.Namespace) -> None:
+    graph = Graph.open(indexed_graph(workload, data), verify="none")
+    requests = requests_of(workload, data)
     cases = {name: Case(graph, workload.fanout, options) for name, options in KINDS.items()}
     for case in cases.values():
         case.seconds_per_edge(requests[:2])  # Warms up.
@@ -113,7 +112,7 @@ def main() -> None:
         {name: case.seconds_per_edge(requests) for name, case in cases.items()}
         for _ in range(arguments.rounds)
     ]
-    load = os.getloadavg()[0]
+    load = harness.load()
     figures = {
         name: {
             "ns_per_edge": statistics.median(each[name] for each in rounds) * 1e9,
@@ -129,8 +128,7 @@ def main() -> None:
             f"  {name:18} {found['over_uniform']:5.2f}   {found['ns_per_edge']:6.1f} ns;  "
             f"nodes {found['nodes_over_uniform']:.3f}, edges {found['edges_over_uniform']:.3f}"
         )
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps({"load": load, "figures": figures}) + "\n")
+    harness.write_json(arguments, {"load": load, "figures": figures})
 
 
 if __name__ == "__main__":

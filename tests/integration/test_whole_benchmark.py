@@ -55,6 +55,17 @@ def test_one_group_is_measured_beside_a_peer_and_printed(tmp_path: Path) -> None
     assert "| sampler over GLT seeded, 1 thread |" in done.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_leftovers")
+@pytest.mark.parametrize("name", ["links", "ppr", "quantised", "variants"])
+def test_a_benchmark_of_the_workload_runs(name: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), "--quick", "--rounds", "1"]
+    command += ["--json", str(tmp_path / "figures.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "figures.json").exists()
+
+
 def test_a_peer_is_read_by_what_it_prints(script: Any, tmp_path: Path) -> None:
     module, path = script("peer_script"), peer(tmp_path)
     case = module.peer_case(path, tmp_path, TINY, "sampler", num_workers=2)

@@ -8,17 +8,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 import torch
 
 from gigl_loader import DistDataset
 from gigl_loader.bench.loading import open_loader
-from gigl_loader.bench.workload import Workload, prepare
+from gigl_loader.bench.workload import Workload, prepare, training_seeds
 from gigl_loader.channel.ring import slot_of
 from gigl_loader.loaders.transfer import SynchronousTransfer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import ModuleType
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "device.py"
@@ -26,13 +26,15 @@ TINY = Workload(nodes=800, edges=3_000, dim=4, fanout=(3, 2, 2), batch_size=8, b
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
+def script() -> Iterator[ModuleType]:
     spec = importlib.util.spec_from_file_location("device_benchmark", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(SCRIPT.parent)
+        spec.loader.exec_module(module)
+        yield module
 
 
 @pytest.mark.slow
@@ -48,7 +50,7 @@ def test_without_a_device_one_line_says_so() -> None:
 def test_everything_but_the_device_runs(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same steps on the CPU: frames in slots, batches one ahead, training, alternating rounds."""
     graph = prepare(TINY, tmp_path)
-    seeds = np.load(tmp_path / "train.npy")[: TINY.num_seeds]
+    seeds = training_seeds(TINY, tmp_path)
     loader = open_loader(DistDataset.open(graph), TINY, seeds, 0)
     cpu = torch.device("cpu")
     frames = script.sampled_frames(loader, script.FRAMES)
