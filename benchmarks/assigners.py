@@ -1,4 +1,4 @@
-"""Assigners beside each other: cut, balance, time to build, and bytes between two hosts or more.
+"""Comparison of assigners: cut, balance, time to build, and bytes between two hosts or more.
 
     python benchmarks/assigners.py --work FOLDER [--data FOLDER] [--npz FILE] [--graphs communities ...]
 
@@ -6,7 +6,7 @@ Graphs: ``communities`` (generated: equal communities, ids in no order), ``commo
 in ``--data``), ``debian`` (packages and all their relations, from apt's lists of this machine) and ``npz`` (a
 CSR matrix and its features). Each is built by each assigner, then a trainer for each partition samples over
 the loopback, without a cache: seeds of any partition, as loaders share them out, and seeds of its own.
-The table is Markdown. Times are those of one build each: on a busy machine, trust the CPU seconds.
+The table is Markdown. Each time is of one build: on a busy machine, trust the CPU seconds.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Source:
 
 
 def communities(options: argparse.Namespace) -> Source:
-    """Return a planted partition: ``--within`` of the edges stay in a community, the others go anywhere."""
+    """Return a planted partition: ``--within`` of the edges stay in a community, the rest go anywhere."""
     random = np.random.default_rng(0)
     count, edges = options.nodes, options.edges
     shuffled = random.permutation(count)
@@ -171,7 +171,7 @@ def _wire_mb(path: Path, workload: Workload, options: argparse.Namespace, *, own
 
 
 def rows(measured: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield the lines of the table. The first assigner of each graph is what others are held against."""
+    """Yield the lines of the table. Ratios are over the first assigner of each graph."""
     for each in measured:
         base = next(other for other in measured if other["graph"] == each["graph"])
         wire = [

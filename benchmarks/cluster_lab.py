@@ -1,7 +1,7 @@
 """Real storage servers and trainers in network namespaces of this machine, and what they counted.
 
-Servers are processes of ``gigl-loader serve``, trainers those of ``cluster_trainer.py``. Each has a namespace
-of its own, and all are at one switch. Calls and bytes come from the servers' metrics.
+Servers are processes of ``gigl-loader serve``, trainers processes of ``cluster_trainer.py``. Each has a
+namespace of its own, and all are at one switch. Calls and bytes come from the servers' metrics.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ESTABLISHED = "01"
 
 @dataclass(slots=True)
 class Measured:
-    """What the servers counted in one phase."""
+    """Counters of the servers in one phase."""
 
     seconds: float = 0.0
     servers: list[dict[Key, Amount]] = field(default_factory=list)
@@ -117,7 +117,7 @@ class Lab:
             yield lab
 
     def run(self, *, ranks: int, loaders: int, fanout: Sequence[int], batch_size: int, idle_s: float) -> Run:
-        """Let ``ranks`` trainers do a job, and return what the servers counted."""
+        """Run a job of ``ranks`` trainers, and return the counters of the servers."""
         with ExitStack() as stack:
             trainers = [
                 stack.enter_context(_Trainer.started(host, rank, ranks, self._hosts[self.servers]))

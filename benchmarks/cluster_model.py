@@ -148,7 +148,7 @@ class Line(NamedTuple):
     varying_in: float = 0.0
     varying_out: float = 0.0
     order: str = ""
-    """How the calls grow."""
+    """Growth of the calls, in words."""
 
     def amount(self, constants: Constants) -> Amount:
         """Return calls and bytes: the fixed part of each message and the varying parts."""
@@ -180,7 +180,7 @@ def expected_owners(nodes: float, owners: int, of: int) -> float:
 
 
 def calls_at_join(c: Cluster, k: Constants) -> list[Line]:
-    """Servers find and check each other. They ask again, once a second, until all have come."""
+    """Servers find and check each other. They repeat it once a second until all have come."""
     pairs = c.servers * (c.servers - 1)
     return [
         Line(("control", "Describe"), pairs, order="S (S - 1)"),
@@ -195,7 +195,7 @@ def calls_at_join(c: Cluster, k: Constants) -> list[Line]:
 
 
 def calls_at_connect(c: Cluster, k: Constants) -> list[Line]:
-    """Each rank asks the server that it was named, its servers on both ports, and one for the schema."""
+    """Each rank calls the server that it was given, its servers on both ports, and one for the schema."""
     views = c.ranks * (1 + c.servers_per_rank)
     return [
         Line(

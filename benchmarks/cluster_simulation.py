@@ -54,7 +54,7 @@ class Check:
     """Predicted, measured."""
     nbytes: tuple[float, float]
     slack: float | None
-    """Calls by which measured ones may differ in any case: those that a timer makes, once more or less.
+    """Calls by which the measured number may differ in any case: a timer may fire once more or less.
     ``None``: the prediction is a lower bound."""
 
     @property
@@ -142,7 +142,7 @@ def _constants(folder: Path, options: argparse.Namespace) -> Constants:
 
 
 def _checks(folder: Path, options: argparse.Namespace, constants: Constants) -> tuple[list[Check], Rates]:
-    """Run the clusters that are asked for, and compare. The rates are those of the last, the largest."""
+    """Run the chosen clusters, and compare. The rates are of the last cluster, the largest."""
     found: list[Check] = []
     for servers in sorted({servers for servers, _ in options.check}):
         ranks = sorted(ranks for each, ranks in options.check if each == servers)

@@ -41,7 +41,7 @@ class Rates:
 
 
 def _beside(measured: Measured) -> float:
-    """Return the bytes that servers received beside messages: those of other servers' lists are messages."""
+    """Return the bytes that servers received besides messages. Lists of other servers are messages."""
     total = measured.total
     lists = total.get(("data", "neighbors"), Amount()).bytes_out
     return measured.device_bytes - lists - sum(amount.bytes_in for amount in total.values())
@@ -69,7 +69,7 @@ def table(c: Cluster, batch: Batch, k: Constants, rates: Rates) -> dict[str, Any
 
 
 def _phases(c: Cluster, batch: Batch, k: Constants) -> dict[str, list[Line]]:
-    """Return the calls of each phase. Batches are those of ``c``."""
+    """Return the calls of each phase. The batches are of ``c``."""
     return {
         "servers join": model.calls_at_join(c, k),
         "ranks connect": model.calls_at_connect(c, k),

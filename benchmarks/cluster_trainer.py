@@ -82,7 +82,7 @@ def _stats(loaders: list[DistNeighborLoader]) -> dict[str, float]:
 
 
 def _told(phase: str, **more: Any) -> None:
-    """Say that a phase is over, and wait for the next line."""
+    """Print that a phase is over, and wait for the next line."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     line = {"phase": phase, "at_s": time.monotonic(), "cpu_s": used.ru_utime + used.ru_stime, **more}
     print(json.dumps(line), flush=True)

@@ -72,7 +72,7 @@ class Crowd:
     """Running ranks."""
 
     def __init__(self, task: str, job: Job, *, ranks: int, hosts: int = 1) -> None:
-        """Start ``ranks`` ranks, those of a host next to each other. ``task`` names what they run."""
+        """Start ``ranks`` ranks, numbered host by host. ``task``: ``measure`` or ``start``."""
         self._processes: list[subprocess.Popen[str]] = []
         port, per_host = _free_port(), ranks // hosts
         try:

@@ -1,4 +1,4 @@
-"""What bringing batches to a GPU costs, and how much of that hides behind a model. Needs a CUDA device.
+"""Cost of copying batches to a GPU, and the part that a model hides. Needs a CUDA device.
 
     python benchmarks/device.py --data DIR --trace trace.json
 

@@ -65,7 +65,7 @@ class Endless:
 
 
 def build_bombed(folder: Path, *, nodes: int, edges: int) -> None:
-    """Build a graph on which every bomb works: hubs, dense lists, and a weight that dwarfs the others."""
+    """Build a graph on which every bomb works: hubs, dense lists, and very unequal weights."""
     random = np.random.default_rng(3)
     src, dst = (random.pareto(1.2, (2, edges)) * nodes / 50).astype(np.int64) % nodes
     weight = np.where(random.random(edges) < 0.01, 1e30, 1e-6).astype(np.float32)

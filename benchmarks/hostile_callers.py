@@ -224,7 +224,7 @@ def bytes_after_requests(scene: Scene) -> None:
 
 
 def silent_connections(scene: Scene) -> None:
-    """Hold connections to both ports that say nothing, and open those anew that were ended."""
+    """Hold silent connections to both ports, and open an ended one again."""
     held: list[socket.socket] = []
     said = False
     while True:

@@ -1,4 +1,4 @@
-"""What callers without a token take of a storage server, while an honest trainer checks its batches."""
+"""Resources of a storage server that callers without a token take, while a trainer checks its batches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["ALL", "STRANGER_MB", "STRANGER_S", "measure_strangers", "missed_by_s
 
 ALL = "all at once"
 STRANGER_MB, STRANGER_S = 64.0, 30.0
-"""What callers without a token hold at most, and for how long a connection of theirs lives."""
+"""Limits of callers without a token: memory in all, and life of a connection."""
 _PROGRAM = Path(__file__).with_name("hostile_strangers.py")
 _TIMEOUT_S, _SETTLED_S, _END_S = 30.0, 30.0, 120.0
 _SPARE = 4
@@ -75,7 +75,7 @@ def missed_by_strangers(figures: dict[str, dict[str, float]]) -> list[str]:
 
 
 class _Honest:
-    """A trainer that compares the batches of each epoch with those of an epoch that nobody disturbed."""
+    """A trainer that compares the batches of each epoch with the batches of an undisturbed epoch."""
 
     def __init__(self, server: HostileServer, folder: Path) -> None:
         self._server = server

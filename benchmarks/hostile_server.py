@@ -42,7 +42,7 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a process holds."""
+    """Memory, threads and descriptors of a process."""
 
     memory_mb: float
     threads: int

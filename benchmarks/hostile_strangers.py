@@ -58,7 +58,7 @@ class Stranger:
     leaves: bool = False
     """Opens further connections however many there are."""
     updates: bool = False
-    """Renews its keys without end, and asks for as many answers. In plain text it says nothing."""
+    """Renews its keys without end, and requests a renewal in return each time. Silent in plain text."""
 
 
 def _half_head(number: int) -> bytes:

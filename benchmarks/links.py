@@ -1,4 +1,4 @@
-"""What batches of links and of anchors cost beside batches of nodes, per seed that is expanded.
+"""Cost of batches of links and of anchors beside batches of nodes, per seed that is expanded.
 
     python benchmarks/links.py --data FOLDER [--rounds 5] [--json FILE]
 
@@ -85,7 +85,7 @@ class Case:
             self.node_bytes += self._nodes.write(self._same[-1]).nbytes
 
     def seconds(self) -> tuple[float, float]:
-        """Return CPU seconds of the batches, and of those of nodes."""
+        """Return CPU seconds of the batches, and of the batches of nodes."""
         return _seconds(self._own, self._requests), _seconds(self._nodes, self._same)
 
 

@@ -18,7 +18,7 @@ from gigl_loader.partition import GraphTables, NodeTable
 _BLOCK = 1 << 18
 """Rows that are drawn together."""
 _SCRAMBLE = {"src": 999_999_937, "dst": 2_147_483_629}
-"""Primes that spread popular nodes over all ids, those of each end elsewhere."""
+"""Primes that spread popular nodes over all ids, sources and destinations differently."""
 
 
 def made_tables(*, nodes: int, edges: int, dim: int, dtype: str = "F32") -> GraphTables:

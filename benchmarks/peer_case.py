@@ -57,7 +57,7 @@ class Case:
     sampler_only: bool = False
     """PyG: draw neighbourhoods in this process, gather no rows."""
     random_seed: int | None = 1
-    """GLT: without a seed it asks the system for entropy once per row, which is far slower."""
+    """GLT: without a seed it draws entropy from the system once per row, which is far slower."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -1,4 +1,4 @@
-"""Kinds of draws beside PyG's: weighted, disjoint and in time, per CPU second of one thread, with edge ids.
+"""Draws beside the draws of PyG: weighted, disjoint, in time; per CPU second of one thread, with edge ids.
 
     python benchmarks/pyg_variants.py --data FOLDER [--rounds 5] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""What quantised features cost beside float32, from a graph store of two servers over the network.
+"""Cost of quantised features beside float32, from a graph store of two servers over the network.
 
     python benchmarks/quantised.py --data FOLDER [--rounds 3] [--json FILE]
 

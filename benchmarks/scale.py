@@ -5,12 +5,12 @@
     python benchmarks/scale.py --work FOLDER --sizes papers      as ogbn-papers100M, as far as the disk allows
     python benchmarks/scale.py --work FOLDER --sizes 1B --peer OTHER/bin/python --rounds 3
 
-Tables are made while they are read, which costs CPU that is told apart. Builds run in a process of their own
-under ``--memory-limit``, by all cores; then two workers sample batches of 1,024 seeds, fanout 15,10,5. With
-``--peer``, each build is done by the gigl_loader of another environment, too, in turns; its graph must be the
-same. With ``--executor ray``, the Ray cluster that runs here builds (start it with this folder in
-PYTHONPATH), ``--memory-limit`` being that of a task. While it builds, it takes twenty bytes of the disk per
-edge, and the features twice.
+Tables are made while they are read, which costs CPU that is reported separately. Builds run in a process of
+their own under ``--memory-limit``, by all cores; then two workers sample batches of 1,024 seeds, fanout
+15,10,5. With ``--peer``, each build is done by the gigl_loader of another environment, too, in turns; its
+graph must be the same. With ``--executor ray``, the Ray cluster that runs here builds (start it with this
+folder in PYTHONPATH), ``--memory-limit`` being that of a task. While it builds, it takes twenty bytes of
+the disk per edge, and the features twice.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PARTITIONS = 8
 _FANOUT = [15, 10, 5]
 _BATCH, _BATCHES, _WORKERS = 1024, 60, 2
 _DIM = 32
-"""Features of the graphs that grow; the shapes of data sets have others."""
+"""Features of the growing graphs. Shapes of data sets have their own number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class Size:
 
     @property
     def disk_bytes(self) -> int:
-        """What a build takes at most: the lists and the rows that wait for them, and the features."""
+        """Largest disk use of a build: the lists, the rows that wait for them, and the features."""
         return 20 * self.edges + 8 * self.nodes + 2 * self.feature_bytes
 
     def part(self, share: float) -> Size:
@@ -80,7 +80,7 @@ SIZES = {
     "products": Size(name="products", nodes=2_449_029, edges=123_718_280, dim=100),
     "papers": Size(name="papers", nodes=111_059_956, edges=1_615_685_872, dim=128, dtype="I8"),
 }
-"""By name. Those of numbers have 50 edges and 32 float32 features a node, the others the shape of OGB's."""
+"""By name. Numbers have 50 edges and 32 float32 features a node; names are shapes of data sets of OGB."""
 
 
 def main() -> None:

@@ -58,7 +58,7 @@ TELL_S = 60.0
 
 @dataclass
 class Use:
-    """What one process used, at times in seconds since the start."""
+    """Resources of one process, at times in seconds since the start."""
 
     name: str
     seconds: list[float] = field(default_factory=list)

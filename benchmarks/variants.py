@@ -1,11 +1,11 @@
-"""What kinds of draws cost beside uniform ones, per sampled edge.
+"""Cost of kinds of draws beside uniform draws, per sampled edge.
 
     python benchmarks/variants.py --data FOLDER [--rounds 5] [--json FILE]
 
 The common workload (1 M nodes, 30 M edges, fanout 15, 10, 5), one thread, edge ids, no features. By a fixed
-seed, weights are exponential, times of edges uniform over a span, and seeds lie in its later half. Every kind
-samples the same batches of 1,024 seeds, in turns; figures are medians of CPU seconds per edge over those of
-uniform draws, and nodes per batch over theirs.
+seed, weights are exponential, times of edges uniform over a span, and seeds lie in its later half. Every
+kind samples the same batches of 1,024 seeds, in turns; figures are medians over rounds: CPU seconds per
+edge, and nodes per batch, both over uniform draws.
 """
 
 from __future__ import annotations

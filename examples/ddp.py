@@ -6,7 +6,7 @@ Two hosts of two, on each:     torchrun --nnodes 2 --nproc-per-node 2 --node-ran
                                    --master-addr HOST --master-port 29500 examples/ddp.py --graph DIR
 
 On several hosts DIR, made by `gigl-loader partition`, may hold just some partitions on each host, as long
-as every partition is somewhere: what a host lacks, it asks of the host that has it.
+as every partition is somewhere: a host fetches what it lacks from the host that holds it.
 
 A step consists of a fixed number of micro-batches, which the ranks share. Therefore training does the
 same, but for the rounding of sums, with any number of ranks: compare what --json prints.

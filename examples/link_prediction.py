@@ -4,8 +4,8 @@ python examples/link_prediction.py graph/                                 makes 
 torchrun --nproc-per-node 2 examples/link_prediction.py graph/            any number of ranks
 gigl-loader local-cluster graph/ -- python examples/link_prediction.py    storage servers hold graph/
 
-The packages are those of Debian where apt has lists of them, else made up. A part of the dependencies is held
-out when the graph is built. Each of those is then ranked among 50 packages on which A does not depend.
+The packages are from Debian where apt has lists of them, else made up. A part of the dependencies is held out
+when the graph is built. Each of them is then ranked among 50 packages on which A does not depend.
 Debian's packages take some minutes on two cores.
 """
 
@@ -47,7 +47,7 @@ def made_up_packages(count: int = 2_000, topics: int = 20) -> HeteroData:
 
 
 def make_graph(path: Path, apt_lists: Path) -> None:
-    """Write the graph. An edge and its reverse are in one split, and those of test in no batch."""
+    """Write the graph. An edge and its reverse are in one split. Edges of test are in no batch."""
     data = debian_packages(apt_lists)[0] if package_lists(apt_lists) else made_up_packages()
     edges, count = data[DEPENDS].edge_index, data["package"].num_nodes
     hidden = edges[:, split_edges(edges, SPLITS)["test"]]
@@ -80,7 +80,7 @@ class Model(torch.nn.Module):
         self.needs, self.offers = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
 
     def forward(self, batch: HeteroData) -> torch.Tensor:
-        """Return scores [links, 1 + negatives], those of the true destinations in column 0."""
+        """Return scores [links, 1 + negatives], of the true destinations in column 0."""
         x, edges = {"package": self.embed(batch["package"].x).relu()}, batch.edge_index_dict
         for layer, conv in enumerate(self.convs):
             x, edges, _ = trim_to_layer(layer, batch.num_sampled_nodes, batch.num_sampled_edges, x, edges)

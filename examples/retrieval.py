@@ -4,8 +4,8 @@ python examples/retrieval.py shop/                                 makes shop/ i
 torchrun --nproc-per-node 2 examples/retrieval.py shop/            any number of ranks
 gigl-loader local-cluster shop/ -- python examples/retrieval.py    storage servers hold shop/
 
-Users view items: those are the edges. What they click and buy are labels, which no batch has as edges. The
-purchases of later are to be found: all items are ranked for a user, and the best 30 count.
+Users view items: views are the edges. Clicks and purchases are labels, which no batch has as edges. Later
+purchases are predicted: all items are ranked for a user, and the best 30 count.
 """
 
 import argparse

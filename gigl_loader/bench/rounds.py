@@ -38,7 +38,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def _tree_cpu(root: int) -> float:
-    """Return the CPU seconds of a tree so far, with those of children that ended and were waited for."""
+    """Return the CPU seconds of a tree so far, including its children that have ended."""
     return sum(sum(map(int, _stat(pid)[11:15])) for pid in process_tree(root)) / _TICKS
 
 

@@ -21,15 +21,15 @@ from gigl_loader.bench.workload import Workload, prepare, training_seeds
 from gigl_loader.graph.graph import Graph
 
 GROUPS = ("sampling", "loading", "store", "memory")
-"""What can be measured, in order."""
+"""Groups of measurements, in order."""
 
 QUICK_GROUPS = ("sampling", "loading", "memory")
-"""What takes seconds on a small graph: the store starts many processes."""
+"""Groups that take seconds on a small graph. The store does not: it starts many processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suite:
-    """What to measure."""
+    """Selection of measurements, and the workload."""
 
     workload: Workload
     folder: Path
@@ -44,7 +44,7 @@ class Suite:
             raise ValueError(f"--measure takes some of {','.join(GROUPS)}, got {','.join(self.groups)!r}")
 
     def run(self, console: Console) -> Measured:
-        """Run every measurement, those of time alternating."""
+        """Run every measurement. Timed cases alternate."""
         with console.status("preparing the workload") if console.is_terminal else nullcontext():
             cases = self.timed()
         with one_thread(), _progress_bar(console) as progress:

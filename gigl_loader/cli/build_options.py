@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ExecutorName(str, Enum):
-    """What does the tasks of a build."""
+    """Executor of the tasks of a build."""
 
     local = "local"
     ray = "ray"
@@ -176,7 +176,7 @@ def working_memory(text: str) -> int:
 def report(
     out: object, schema: GraphSchema, seconds: float, *, as_json: bool, tasks: TaskTotals | None = None
 ) -> None:
-    """Say what was built, and by how many tasks in how much memory, in one line or as JSON."""
+    """Print the size of the graph, the tasks and their memory, in one line or as JSON."""
     nodes = sum(entry.count for entry in schema.nodes.values())
     edges = sum(entry.count for entry in schema.edges.values())
     if as_json:
@@ -189,7 +189,7 @@ def report(
 
 
 def _told(tasks: TaskTotals) -> str:
-    """Say what other processes and earlier builds did."""
+    """Return the part of the line about the tasks: resumed, lost, and their memory."""
     told = (
         f"; {tasks.resumed} of {tasks.done + tasks.resumed} tasks were done before" if tasks.resumed else ""
     )

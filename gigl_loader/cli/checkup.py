@@ -18,7 +18,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was seen of one subject."""
+    """Verdict on one subject."""
 
     subject: str
     verdict: Literal["ok", "note", "failed"]

@@ -29,18 +29,18 @@ _AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLoad:
-    """One server: its ``gigl.v1.ServerLoad`` with numbers as numbers, or why it did not answer."""
+    """One server: its ``gigl.v1.ServerLoad`` as Python values, or the error of the call."""
 
     address: str
     partitions: tuple[int, ...]
     load: dict[str, Any]
     error: str
     away: bool = False
-    """It does not answer, and may do so later."""
+    """The call failed in a way that may pass."""
 
     @property
     def notice(self) -> str:
-        """What someone should look at, in words; empty where there is nothing."""
+        """Warnings for the operator; empty where there are none."""
         if self.error or not self.load:
             return self.error
         own = self.load["self"]
@@ -86,9 +86,10 @@ class Looker:
         self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="top")
 
     def look(self) -> Loads:
-        """Ask every server. One that does not answer has an ``error``.
+        """Call every server. One that does not answer has an ``error``.
 
-        Any server known so far may tell of the others; where none does, the error is that of the first.
+        Any known server may list the servers of the cluster. Where none answers, the error is that of the
+        first.
         """
         view = self._view()
         self._addresses = list(
@@ -154,7 +155,7 @@ _WIDE_NAMES = ("ready MB", "partitions", "jobs", "batches", "CPU s", "refused")
 def tables(loads: Loads, before: Loads | None, *, width: int) -> Iterator[Table | str]:
     """Yield servers, what is wrong with them, channels and peers for a screen of ``width``.
 
-    Rates are those since ``before``. Channels are told by their job only, unless servers show names.
+    Rates count from ``before``. A channel is shown by its job alone, unless servers show names.
     """
     earlier = {each.address: each for each in before.servers} if before else {}
     seconds = loads.at - before.at if before else 0.0
@@ -170,7 +171,7 @@ def tables(loads: Loads, before: Loads | None, *, width: int) -> Iterator[Table 
 
 
 def _holders(loads: Loads) -> Iterator[str]:
-    """Yield a line for partitions that no server holds that answers, and for those with the last copy."""
+    """Yield a line for partitions without an answering holder, and one for partitions with one copy left."""
     known = Counter(part for each in loads.servers for part in each.partitions)
     here = Counter(part for each in loads.servers if not each.error for part in each.partitions)
     none = sorted(part for part in known if not here[part])

@@ -17,7 +17,7 @@ _LINE_EVERY_S = 30.0
 
 @contextmanager
 def build_progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
-    """Show a bar for each step on standard error: call it with the step, the rows done and those in all.
+    """Show a bar for each step on standard error: call it with the step, the rows done and all rows.
 
     Where that is no terminal, a line is written twice a minute. With ``quiet``, ``None`` is lent.
     """

@@ -31,7 +31,7 @@ class Mode(str, Enum):
 
 
 class Transport(str, Enum):
-    """How batches come from storage servers."""
+    """Transport of batches from storage servers."""
 
     auto = "auto"
     ring = "ring"

@@ -83,11 +83,11 @@ def reported(command: _Command) -> _Command:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Let Ctrl-C end the process at once, as it ends any program that knows nothing of it.
+    """Let Ctrl-C end the process at once, as in a program without a handler for it.
 
     For heavy imports, while there is nothing to clean up yet: an exception in the middle of one may be
-    swallowed by who tries several ways to import something, and leave a module half there. A handler that
-    raises nothing, such as that of a server, stays.
+    swallowed by code that tries several ways to import something, and leave a module half there. A handler
+    that raises nothing, such as that of a server, stays.
     """
     raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if not raises or threading.current_thread() is not threading.main_thread():

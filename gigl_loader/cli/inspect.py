@@ -91,7 +91,7 @@ def _partitioning(graph: Graph) -> dict[str, Any]:
 
 
 class _Quantized(NamedTuple):
-    """A quantised column: its bytes over all rows, and those that it takes less than its values would."""
+    """A quantised column: its bytes over all rows, and the bytes that it saves."""
 
     kind: NodeType | EdgeType
     name: str

@@ -91,7 +91,7 @@ def partition(
 
 @contextmanager
 def _telling_of_scratch(scratch: str | None) -> Iterator[None]:
-    """Say after an interrupt how the build goes on."""
+    """Print after an interrupt how to resume the build."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):

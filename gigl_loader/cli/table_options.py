@@ -46,7 +46,7 @@ def _csv_format(options: TableOptions) -> CsvFormat:
 
 @dataclass(slots=True)
 class _Scoped:
-    """Column options by type. Those under ``None`` are for every table that has such a column."""
+    """Column options by type. Options under ``None`` apply to every table that has such a column."""
 
     csv: CsvFormat
     by_type: dict[_Key | None, ColumnOptions] = field(default_factory=dict)
@@ -251,7 +251,7 @@ def _reverses(options: Sequence[str]) -> dict[EdgeType, EdgeType]:
 def weight_columns(
     edges: Mapping[EdgeType, Collection[str]], options: Sequence[str]
 ) -> dict[EdgeType, tuple[str, ...]]:
-    """Return the columns that ``--weight [TYPE:]COLUMN`` declares, given those of each edge type."""
+    """Return the columns that ``--weight [TYPE:]COLUMN`` declares, given the columns of each edge type."""
     found: dict[EdgeType, tuple[str, ...]] = {}
     for option in options:
         scope, colon, name = option.rpartition(":")
@@ -269,7 +269,7 @@ def time_columns(
     edges: Mapping[EdgeType, Collection[str]],
     options: Sequence[str],
 ) -> dict[_Key, tuple[str, ...]]:
-    """Return the columns that ``--time [TYPE:]COLUMN`` declares, given those of each type."""
+    """Return the columns that ``--time [TYPE:]COLUMN`` declares, given the columns of each type."""
     found: dict[_Key, tuple[str, ...]] = {}
     for option in options:
         scope, colon, name = option.rpartition(":")

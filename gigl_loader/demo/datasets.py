@@ -130,7 +130,7 @@ def _names(field: str) -> Iterator[str]:
 
 
 def _relations(packages: Mapping[str, Stanza]) -> dict[str, npt.NDArray[np.int64]]:
-    """Return the edges of each relation, ``[2, E]``. A virtual package stands for all who provide it."""
+    """Return the edges of each relation, int64 ``[2, E]``. A virtual package stands for all its providers."""
     index = {name: (place,) for place, name in enumerate(packages)}
     providers: dict[str, list[int]] = {}
     for place, stanza in enumerate(packages.values()):
@@ -176,16 +176,16 @@ class Links:
     """The edges of a data set that are to be predicted. Both ends are of one node type."""
 
     title: str | None = None
-    """Of the task, where that of the data set does not say it."""
+    """Title of the task, where the title of the data set does not name it."""
     edge_type: EdgeType = HOMOGENEOUS_EDGE
     reverse: EdgeType = HOMOGENEOUS_EDGE
-    """Type that holds the same edges the other way round: itself where it holds both directions."""
+    """Type of the reversed edges: ``edge_type`` itself where it holds both directions."""
     recipe: Recipe = LINK_RECIPE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstration:
-    """A data set and what can be learnt on it: the label ``y`` of the nodes of type ``target``, or links."""
+    """A data set, with the task of each kind: the label ``y`` of the nodes of type ``target``, or links."""
 
     title: str
     data: Data | HeteroData
@@ -197,7 +197,6 @@ class Demonstration:
 
 def default_dataset(task: Literal["node", "link"]) -> str:
     """Return the data set for a task where the user names none."""
-
     return "debian" if task == "link" and package_lists(APT_LISTS) else "digits"
 
 
@@ -240,7 +239,6 @@ def _digits(seed: int) -> Demonstration:
 
 
 def _debian(seed: int) -> Demonstration:
-
     data, sections = debian_packages(APT_LISTS)
     _split(data["package"], len(data["package"].y), seed)
     return Demonstration(
@@ -259,7 +257,7 @@ def _debian(seed: int) -> Demonstration:
 
 
 def _synthetic(size: SyntheticSize, seed: int) -> Demonstration:
-    """A power-law graph of 16 communities. Features are mostly noise: the neighbours tell the community."""
+    """A power-law graph of 16 communities. Features are mostly noise; neighbours show the community."""
     rng = np.random.default_rng(seed)
     communities = 16
     popularity = np.cumsum(rng.pareto(1.6, size.nodes) + 0.2)

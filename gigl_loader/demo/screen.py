@@ -98,7 +98,7 @@ class Screen:
 
 
 def _where(choices: Choices) -> str:
-    """Say where batches are sampled."""
+    """Return where batches are sampled, in words."""
     workers = choices.num_workers
     if choices.num_servers:
         threads = "a sampling thread" if workers == 1 else f"{workers} sampling threads"

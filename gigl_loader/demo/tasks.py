@@ -107,7 +107,7 @@ def rank_sums(scores: Tensor) -> dict[str, Tensor]:
     """Return sums over links, scalars: of the reciprocal rank, and of ranks that are at most 1 and 10.
 
     Divided by the number of links, they are the mean reciprocal rank, hits@1 and hits@10. ``scores`` are
-    those of :func:`ranks`.
+    as in :func:`ranks`.
     """
     found = ranks(scores)
     return {"mrr": found.reciprocal().sum(), **{f"hits@{best}": (found <= best).sum() for best in (1, 10)}}
