@@ -358,16 +358,6 @@ class Credentials:
         for authority in filter(None, (self.authority, self.client_authority)):
             check_authority(authority)
 
-    def grpc_server_credentials(self) -> Any:
-        """Return the credentials of a gRPC server. ``None``: plain text."""
-        import grpc
-
-        if not self.certificate:
-            return None
-        authority = self.client_authority or None
-        pair = (self.key, self.certificate)
-        return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
-
     def data_context(self) -> TlsContext | None:
         """Return the TLS context of a data port. ``None``: plain text."""
         if not self.certificate:

@@ -36,6 +36,10 @@ _PATIENCE_S = 60.0
 _LONGEST_PAUSE_S = 10.0
 _STEADY_S = 60.0
 """A server that ran this long is started again at once."""
+NAMESPACE = "gigl"
+"""Namespace of the actors, in which other Ray jobs find them, too."""
+_ANSWER_S = 5.0
+"""Timeout of asking actors for addresses. One that Ray is placing elsewhere responds later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,13 +195,6 @@ def _settings_of(plan: ServerPlan) -> tuple[ServeOptions, Credentials]:
         token=plan.token or credentials.token,
         cluster_key=plan.cluster_key or credentials.cluster_key,
     )
-
-
-NAMESPACE = "gigl"
-"""Namespace of the actors, in which other Ray jobs find them, too."""
-
-_ANSWER_S = 5.0
-"""Timeout of asking actors for addresses. One that Ray is placing elsewhere responds later."""
 
 
 def find_servers(name: str = "gigl-store", *, timeout_s: float = 60.0) -> list[str]:

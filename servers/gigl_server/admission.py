@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.tokens import Grant
 
 _IPV6_PREFIX = 64  # A host usually has a whole /64 to choose addresses from.
+_FACTOR = 8
 
 
 class Identity(NamedTuple):
@@ -101,9 +102,6 @@ class Access:
             raise Refusal(RefusalKind.FORBIDDEN, f"token {token} has no right to read this graph")
 
 
-_FACTOR = 8
-
-
 def has_quota(owner: Identity, *, own: int, used: int, limit: int, more: int = 1) -> bool:
     """Return whether ``owner``, which has ``own`` of the ``used``, may take ``more`` of ``limit``.
 
@@ -132,7 +130,7 @@ class Quota:
 
     @property
     def held(self) -> int:
-        """What all callers hold together."""
+        """Sum over all callers."""
         with self._lock:
             return self._callers.total()
 
@@ -170,7 +168,8 @@ class PortLimits:
 
 
 CONTROL_PORT = PortLimits(connections=8192, first_s=5.0)
-"""Of a storage server, whose ``Limits`` have the number of calls. ``first_s`` is for the handshake of TLS."""
+"""Control port of a storage server, whose ``Limits`` have the number of calls. ``first_s`` is for the TLS
+handshake."""
 PEER_PORT = PortLimits(connections=8192, calls=512, first_s=5.0)
 """Control port of a peer service."""
 DATA_PORT = PortLimits(connections=256, calls=512, first_s=15.0)
@@ -235,7 +234,7 @@ class Limits:
     """Control calls under way at once."""
     message_bytes: int = 32 << 20
     plan_bytes: int = 4 << 20
-    """Of which the weights of negatives take most: 5.4 bytes a node."""
+    """Size of a plan. Weights of negatives take most of it: 5.4 bytes a node."""
     name_length: int = 256
 
     def __post_init__(self) -> None:

@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger(__name__)
 _STDERR = 2
 _FORMAT = "%%(asctime)s %%(levelname)s %s%%(message)s"
+_WINDOW_S = 60.0
+_LINES_PER_CALLER = 5
+_LINES = 60
+_MAX_CALLERS = 1024
+_GRPC_LINES = 10
+_MAX_LENGTH = 300
 
 
 class LineHandler(logging.Handler):
@@ -101,14 +107,6 @@ def _log_exception(arguments: threading.ExceptHookArgs) -> None:
     name = arguments.thread.name if arguments.thread else "?"
     if arguments.exc_value is not None:
         logging.getLogger(__name__).error("thread %s ended", name, exc_info=arguments.exc_value)
-
-
-_WINDOW_S = 60.0
-_LINES_PER_CALLER = 5
-_LINES = 60
-_MAX_CALLERS = 1024
-_GRPC_LINES = 10
-_MAX_LENGTH = 300
 
 
 def printable(text: str) -> str:

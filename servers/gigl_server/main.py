@@ -52,7 +52,7 @@ def run(options: ServeOptions) -> NoReturn:
 
     Raises what ``build_storage_server`` raises. Invalid options are raised before anything else is done.
     """
-    with suppress(OSError), open("/proc/self/comm", "w") as comm:  # Of root once there are no cores.
+    with suppress(OSError), open("/proc/self/comm", "w") as comm:  # Belongs to root after ``forbid_cores``.
         comm.write("gigl-store")
     if not options.allow_core:
         forbid_cores()

@@ -55,7 +55,6 @@ class ProcessMemory:
     """Resident memory of this process in bytes, and what its allocators hold. 0 where it is not known."""
 
     anonymous: int = 0
-    shared: int = 0
     files: int = 0
     in_use: int = 0
     """Blocks of the C library that are in use."""
@@ -69,7 +68,7 @@ class ProcessMemory:
         found = {}
         with suppress(OSError), open("/proc/self/status", encoding="ascii", errors="replace") as file:
             found = dict(line.split(":", 1) for line in file if line.startswith("Rss"))
-        kinds = {"anonymous": "RssAnon", "shared": "RssShmem", "files": "RssFile"}
+        kinds = {"anonymous": "RssAnon", "files": "RssFile"}
         resident = {kind: int(found[name].split()[0]) << 10 for kind, name in kinds.items() if name in found}
         with suppress(OSError, AttributeError):  # No glibc, or one before 2.33.
             mallinfo = ctypes.CDLL(None).mallinfo2
@@ -77,10 +76,6 @@ class ProcessMemory:
             blocks = mallinfo()
             resident |= {"in_use": blocks.uordblks + blocks.hblkhd, "free": blocks.fordblks}
         return cls(**resident, python=sys.getallocatedblocks() * _BLOCK_BYTES)
-
-    @property
-    def resident(self) -> int:
-        return self.anonymous + self.shared + self.files
 
     def since(self, start: ProcessMemory) -> ProcessMemory:
         """Return what came on top of ``start``; at least 0 of each."""

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 _MAX_SECONDS = 86_400
+_DECLARED = "option"
+_PREFIX = "GIGL_"
 
 
 def _no_rule(name: str, value: Any) -> None:
@@ -161,10 +163,6 @@ SAMPLERS = ValueKind(_texts, _check_samplers, list[str], ", ".join)
 """``package.module:Class`` of any number of users' samplers."""
 PORT = ValueKind(_whole, _check_port, int)
 PARTITIONS = ValueKind(_parts, _check_partitions, list[str])
-
-
-_DECLARED = "option"
-_PREFIX = "GIGL_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

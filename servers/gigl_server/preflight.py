@@ -29,6 +29,9 @@ _CALLER_FILES = 32  # Two connections per trainer, a ring each, and one or two t
 _OWN_THREADS = 64  # 22 at rest; the rest for calls.
 _THREADS_PER_WORKER = 4
 _RING_BYTES = 64 << 20
+PORT_WAIT_S = 5.0
+"""Longer than a server that was killed holds its ports: its supervisor may start the next one before."""
+_AGAIN_S = 0.1
 
 
 def check_serve_limits(options: ServeOptions) -> None:
@@ -82,11 +85,6 @@ def _stored_bytes(graph_dir: str | os.PathLike[str], partitions: Iterable[int] |
         )
     except OSError:
         return 0
-
-
-PORT_WAIT_S = 5.0
-"""Longer than a server that was killed holds its ports: its supervisor may start the next one before."""
-_AGAIN_S = 0.1
 
 
 def wait_free(addresses: Iterable[Address], wait_s: float = PORT_WAIT_S) -> None:

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from gigl_server.admission import Identity
 
 
+_LOGGER = logging.getLogger(__name__)
 _UNBOUNDED = 1 << 62
+_BACKLOG = 128
+_END_S = 5.0
 
 
 class FrameRing:
@@ -50,7 +53,7 @@ class FrameRing:
         self._lock = threading.Lock()
         self._memory: Bytes | None = None
         self._fd: int | None = None
-        self._committed: dict[int, int] = {}  # By slot: bytes from its start that were written so far.
+        self._committed: dict[int, int] = {}  # Bytes written so far, by slot, from its start.
         self._given = self._closed = False
 
     @property
@@ -61,12 +64,6 @@ class FrameRing:
     def is_shared(self) -> bool:
         """Whether the trainer has fetched the file. Until then, slots must not be written."""
         return self._given
-
-    @property
-    def committed(self) -> int:
-        """Bytes of slots that were written so far."""
-        with self._lock:
-            return sum(self._committed.values())
 
     def slot(self, number: int) -> Bytes:
         """Return the memory of a slot, uint8 [slot bytes]. It stays valid after ``close``."""
@@ -120,11 +117,6 @@ class FrameRing:
             self._fd = create_memory("gigl-store-ring", self.nbytes)
             self._memory = map_memory(self._fd, self.nbytes)
         return self._memory
-
-
-_LOGGER = logging.getLogger(__name__)
-_BACKLOG = 128
-_END_S = 5.0
 
 
 class RingServer:

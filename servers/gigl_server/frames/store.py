@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 _SMALLEST = 1 << 16
 _STEPS = 8  # Sizes between two powers of 2. Frames of one plan differ by a few percent, and so share a size.
 _MAX_WASTE = 2  # A buffer up to so many times as large as needed is used instead of a new one.
+_REQUEST_BYTES = len(encode_frame_request(bytes(HANDLE_BYTES)))
+_MAX_SENT = 256
+_MAX_SENT_TO_A_JOB = 64
+_SENT_SHARE = 4  # A quarter of the memory for one job's frames in transit: a stalled reader holds them.
 
 
 class BufferPool:
@@ -121,12 +125,6 @@ def buffer_bytes(nbytes: int) -> int:
     return max(-(-nbytes // step) * step, _SMALLEST)
 
 
-_REQUEST_BYTES = len(encode_frame_request(bytes(HANDLE_BYTES)))
-_MAX_SENT = 256
-_MAX_SENT_TO_A_JOB = 64
-_SENT_SHARE = 4  # A quarter of the memory for one job's frames in transit: a stalled reader holds them.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Ready:
     memory: Bytes
@@ -158,11 +156,11 @@ class FrameStore:
         self._lock = threading.Lock()
         self._frames: dict[bytes, _Ready] = {}  # Oldest first.
         self._channels: dict[bytes, OrderedDict[bytes, _Ready]] = {}
-        self._fetched: dict[bytes, float] = {}  # By channel with frames: when one was last fetched.
+        self._fetched: dict[bytes, float] = {}  # Time of the last fetch, by channel with frames.
         self._ready_bytes: Counter[bytes] = Counter()
         self._sent_bytes: Counter[bytes] = Counter()
         self._sent: Counter[bytes] = Counter()
-        self._owners: dict[bytes, Identity] = {}  # Of jobs that have frames here.
+        self._owners: dict[bytes, Identity] = {}  # Owners of the jobs that have frames here.
         # A queue without the lock: garbage collection may run a finalizer in the thread that holds the lock.
         self._ended: deque[tuple[bytes, int]] = deque()
 

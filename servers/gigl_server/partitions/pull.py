@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger(__name__)
 _TELL_EVERY_S = 10.0
+_SPARE_BYTES = 64 << 20  # Left free on the disk, for logs and for the file system itself.
 
 
 def size_text(nbytes: int) -> str:
@@ -96,9 +97,6 @@ class PullProgress:
                 yield
             finally:
                 self._show = None
-
-
-_SPARE_BYTES = 64 << 20  # Left free on the disk, for logs and for the file system itself.
 
 
 def unsound_files(

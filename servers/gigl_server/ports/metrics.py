@@ -36,7 +36,10 @@ if TYPE_CHECKING:
     from gigl_server.counters import Counters
     from gigl_server.sampling.service import SamplingService, ServiceLoad
 
+_LOGGER = logging.getLogger(__name__)
 _Family = CounterMetricFamily | GaugeMetricFamily
+_MAX_HEADER_BYTES = 16 << 10
+_TEXT = "text/plain; charset=utf-8"
 
 
 class LoadCollector:
@@ -65,7 +68,7 @@ class LoadCollector:
         yield _counter("data_requests", "Requests to the data port", totals.calls)
         yield _counter("data_received_bytes", "Bodies of requests", totals.bytes_in)
         yield _counter("data_sent_bytes", "Bodies of replies", totals.bytes_out)
-        yield _counter("refused", "Requests that were refused, on either port", totals.refused)
+        yield _counter("refused", "Requests refused because they broke a rule", totals.refused)
         yield _counter("adoptions", "Partitions taken over while the server runs", totals.adoptions)
         yield _counter("adopted_bytes", "Bytes pulled for them", totals.adopted_bytes)
         yield _counter("repairs", "Repairs of damaged files from another server", totals.repairs)
@@ -177,11 +180,6 @@ def _gauge(name: str, text: str, value: float) -> _Family:
 
 def _counter(name: str, text: str, value: float) -> _Family:
     return CounterMetricFamily(f"gigl_{name}", text, value=value)
-
-
-_LOGGER = logging.getLogger(__name__)
-_MAX_HEADER_BYTES = 16 << 10
-_TEXT = "text/plain; charset=utf-8"
 
 
 class MetricsPort:

@@ -90,7 +90,7 @@ class DataProbe:
         except StreamTimedOut:
             raise PartSilent(f"no answer within {_CALL_S:g} s") from None
         except StreamError:
-            return  # As for the control port.
+            return  # A refusal is a response, too: the port is open.
 
     def _client(self) -> DataClient:
         own = self._credentials()

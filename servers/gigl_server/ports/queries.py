@@ -53,12 +53,19 @@ if TYPE_CHECKING:
     from gigl_server.counters import Counters
     from gigl_server.ports.shares import Loan
 
-_LISTED_BYTES = 16 << 20  # Of a reply about a node type, with intermediate arrays.
-_FILE_COPIES = 2  # Of bytes of a file: as read, and in the reply.
-_TEXT_COPIES = 4  # Of texts in a reply: as str, encoded, joined, and in the reply.
-_EDGE_BYTES = 24  # Position, edge id and slot.
-_NODE_BYTES = 64  # Of a set of nodes: its table, at most 3/4 empty, and its order by node id.
-_EDGE_COPIES = 2  # Of listed edges: as int64, and in the reply.
+_LISTED_BYTES = 16 << 20  # Size of a reply about a node type, with intermediate arrays.
+_FILE_COPIES = 2  # Copies of the bytes of a file: as read, and in the reply.
+_TEXT_COPIES = 4  # Copies of texts in a reply: as str, encoded, joined, and in the reply.
+_EDGE_BYTES = 24  # Per edge: position, edge id and slot.
+_NODE_BYTES = 64  # Per node of a set: its table, at most 3/4 empty, and its order by node id.
+_EDGE_COPIES = 2  # Copies of listed edges: as int64, and in the reply.
+_KEPT_ROW_BYTES = 256 << 20  # Idle buffers that are kept for later rows.
+_SENT_BYTES = 2 << 30  # Replies that are being made or sent.
+_LEAST_BYTES = 64 << 10  # Least memory of a reply: what a call and its connection take.
+_SMALL_BYTES = 32 << 20  # Not counted: the lists of a hop take a few MiB, and calls are limited in number.
+_READ_BYTES = 512 << 20  # Requests that are being read.
+_COPIES = 3  # Copies of a request while it is read: as received, positions as int64, and their check.
+_TICKET_COPIES = 2  # Copies of a request while its reply is made.
 
 
 class HeldPartitions:
@@ -241,15 +248,6 @@ def _positions(graph: Graph, request: LocateRequest) -> Int64Array:
         return graph.positions(request.node_type, request.ids)
     except ValueError as error:
         raise Refusal(RefusalKind.INVALID, str(error)) from None
-
-
-_KEPT_ROW_BYTES = 256 << 20
-_SENT_BYTES = 2 << 30  # Replies that are being made or sent.
-_LEAST_BYTES = 64 << 10  # Least memory of a reply: what a call and its connection take.
-_SMALL_BYTES = 32 << 20  # Not counted: the lists of a hop take a few MiB, and calls are limited in number.
-_READ_BYTES = 512 << 20
-_COPIES = 3  # Of a request while it is read: as received, positions as int64, and their check.
-_TICKET_COPIES = 2  # Of a request while its reply is made.
 
 
 _VERBS: Mapping[type[Request | Inquiry], str] = {

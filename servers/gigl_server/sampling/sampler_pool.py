@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _LEAST_EDGES = 1 << 16
 _FIRST_S = 1.0  # A large batch that also waits for other memory blocks later ones for this long at most.
+_Key = tuple[str, bool]
+_OBJECTS_BYTES = 1 << 16  # Size of a sampler without scratch memory.
 
 
 class Scratch:
@@ -91,14 +93,9 @@ class Scratch:
         return False
 
 
-_Key = tuple[str, bool]
-
-_OBJECTS_BYTES = 1 << 16  # Size of a sampler without scratch memory.
-
-
 @dataclass(slots=True, eq=False)
 class _Source:
-    """What samplers draw from: a graph, and a store over it where other servers hold a part."""
+    """Graph that samplers draw from, and a store over it where other servers hold a part."""
 
     graph: Graph
     store: PartitionedStore | None

@@ -34,7 +34,7 @@ class ChannelOptions:
     ring_slots: int = 0
     ring_slot_bytes: int = 0
     plan_digest: bytes = b""
-    """Of the producer that is expected. Empty: any."""
+    """Digest of the plan of the expected producer. Empty: any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,7 +256,7 @@ class ChannelLoad:
     """Requests that no thread has begun."""
     ready: int
     sampling_s: float
-    """Of sampling threads, batches that are under way or were stopped included."""
+    """Seconds of sampling threads, batches under way and stopped ones included."""
     waiting_s: float
     idle_s: float
     """Seconds since its last request."""

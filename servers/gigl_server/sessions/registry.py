@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.request import InputColumn
     from gigl_server.admission import Limits, Quota
 
+_CHANNEL_BYTES = 16
+
 
 def check_key(key: str, limits: Limits) -> None:
     """Raise ``Refusal`` unless a producer may have this key."""
@@ -132,9 +134,6 @@ def _check_printable(text: str, what: str) -> None:
     """Raise ``Refusal`` for control characters, which logs, metrics and terminals would interpret."""
     if not text.isprintable():
         raise Refusal(RefusalKind.INVALID, f"a {what} has no control characters, got {text!r}")
-
-
-_CHANNEL_BYTES = 16
 
 
 @dataclass(slots=True, eq=False)
