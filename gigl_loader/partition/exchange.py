@@ -48,17 +48,14 @@ def row_bytes(kind: Kind) -> int:
 
 
 class RowWriter(Protocol):
-    """Takes rows by bucket."""
+    """Writer of rows by bucket."""
 
     def append(self, bucket: int, rows: Rows) -> None:
         """Add rows to a bucket. The arrays must not change afterwards."""
 
 
-class Spill(Protocol):
+class Spill(RowWriter, Protocol):
     """Named arrays per bucket, appended in step and taken out once."""
-
-    def append(self, bucket: int, rows: Rows) -> None:
-        """Add rows to a bucket. The arrays must not change afterwards."""
 
     def size(self, bucket: int) -> int:
         """Return the number of rows in a bucket."""

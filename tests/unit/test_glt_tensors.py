@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import pickle
+import signal
+import subprocess
 import sys
 import tracemalloc
 import types
@@ -212,3 +214,32 @@ def test_a_book_of_glt_is_a_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (tmp_path / "ids.pkl").write_bytes(pickle.dumps(torch.arange(9).as_subclass(book)))
     for rows in (saved_tensor(tmp_path / "node_pb.pt"), tensor_stream(tmp_path / "ids.pkl")):
         np.testing.assert_array_equal(rows.read(0, 9), np.arange(9))
+
+
+CUT_OFF = """
+import os, sys
+from pathlib import Path
+from gigl_loader.partition.glt.tensors import saved_tensor, tensor_stream
+
+for read, name in ((saved_tensor, "rows.pt"), (tensor_stream, "feats.pkl")):
+    path = Path(sys.argv[1]) / name
+    if os.fork() == 0:
+        rows = read(path)
+        os.truncate(path, 0)
+        rows.read(0, len(rows))
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+def test_a_file_that_is_cut_off_later_is_named(tmp_path: Path) -> None:
+    """A map of it ends the process, as that of a graph's file does."""
+    rows = torch.arange(1 << 16)
+    torch.save(rows, tmp_path / "rows.pt")
+    (tmp_path / "feats.pkl").write_bytes(pickle.dumps(rows))
+    found = subprocess.run(
+        [sys.executable, "-c", CUT_OFF, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert found.stdout.split() == [str(-signal.SIGBUS)] * 2
+    for name in ("rows.pt", "feats.pkl"):
+        assert f"{tmp_path / name}" in found.stderr

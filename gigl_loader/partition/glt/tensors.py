@@ -145,7 +145,8 @@ def _inspected(path: Path) -> tuple[set[str], set[int]]:
 
     ``FormatError`` for what ``torch.load`` would let pass. It decompresses files of any size, takes elements
     from beyond a storage's end, swaps the bytes of a map in memory, and calls what allocates memory
-    (``bytearray``) or takes for ever (the hash of tuples of tuples that share their parts).
+    (``bytearray``) or takes for ever (the hash of tuples of tuples that share their parts). It reads the
+    archive with another library: one that the two understand differently may still take memory.
     """
     names: set[str] = set()
     sizes = set()
