@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -60,6 +61,13 @@ def close_at_exit(user: Any) -> None:
             found.close()
 
     atexit.register(close)
+
+
+def close_here(resource: Any, owner: int) -> None:
+    """Close the resource of an object that was collected."""
+    # A forked child runs the finalizers that it inherited: connections are its parent's.
+    if os.getpid() == owner:
+        resource.close()
 
 
 class NodeIndex:

@@ -14,7 +14,14 @@ from torch_geometric.data import FeatureStore, TensorAttr
 
 from gigl_loader.graph.schema import HOMOGENEOUS_NODE, Column
 from gigl_loader.loaders.dequantize import Dequantizer
-from gigl_loader.pyg.dataset import NodeIndex, check_pickled, check_process, close_at_exit, edge_slots
+from gigl_loader.pyg.dataset import (
+    NodeIndex,
+    check_pickled,
+    check_process,
+    close_at_exit,
+    close_here,
+    edge_slots,
+)
 from gigl_loader.sampling.store import GatherRequest
 from gigl_loader.tensors import STORAGE_DTYPES
 
@@ -257,7 +264,7 @@ class GiglFeatureStore(FeatureStore):  # type: ignore[misc]  # PyG is not typed.
         with self._opening:
             if self._store is None:
                 self._store = store = self._dataset._open_store()
-                weakref.finalize(self, _close, store, os.getpid())
+                weakref.finalize(self, close_here, store, os.getpid())
             return self._store
 
     def _check_usable(self) -> None:
@@ -315,9 +322,3 @@ class _Fetch:
     def stored(self, columns: Mapping[str, Column]) -> Sequence[str]:
         """Return the names of the columns whose rows have to be read."""
         return [name for _, name, column in self.columns if name in columns and column.row_bytes]
-
-
-def _close(store: PartitionedStore, owner: int) -> None:
-    # A forked child runs the finalizers it inherited: the connections are its parent's.
-    if os.getpid() == owner:
-        store.close()

@@ -22,7 +22,7 @@ from gigl_loader.loaders.link import read_negatives
 from gigl_loader.loaders.neighbor import sampler_arguments
 from gigl_loader.loaders.transfer import transfer_to
 from gigl_loader.options import StoreOptions, WorkerOptions
-from gigl_loader.pyg.dataset import NodeIndex, check_pickled, check_process, close_at_exit
+from gigl_loader.pyg.dataset import NodeIndex, check_pickled, check_process, close_at_exit, close_here
 from gigl_loader.sampling.khop import KHop, reversed_edge_types
 from gigl_loader.sampling.plan import BatchPlan
 from gigl_loader.sampling.plans.link import LinkPlan
@@ -152,7 +152,7 @@ class SingleBatches:
             if self._source is None or self._schedule is None:
                 self._schedule = _OneBatch(columns, run_seed=self.plan.run_seed)
                 self._source = self._open(self._schedule)
-                self._end = weakref.finalize(self, _close, self._source, os.getpid())
+                self._end = weakref.finalize(self, close_here, self._source, os.getpid())
             self._schedule.columns = columns
             self._source.start_epoch(epoch)
             return self._transfer.load(self._source.receive(self._timeout_s))
@@ -192,12 +192,6 @@ class _OneBatch(Schedule):
     def request(self, epoch: int, batch: int) -> BatchRequest:
         count = len(next(iter(self.columns.values())))
         return BatchRequest(epoch, batch, np.arange(count, dtype=np.int64), self.columns)
-
-
-def _close(source: BatchSource, owner: int) -> None:
-    # A forked child runs the finalizers it inherited: connections are its parent's.
-    if os.getpid() == owner:
-        source.close()
 
 
 logger = logging.getLogger(__name__)

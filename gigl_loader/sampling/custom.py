@@ -10,8 +10,8 @@ import numpy as np
 
 from gigl_loader import native
 from gigl_loader.errors import SamplingError
-from gigl_loader.sampling.costs import BatchBounds, CostCounter
-from gigl_loader.sampling.frame_writer import FrameWriter, Sampled, StoredPlaces
+from gigl_loader.sampling.costs import BatchBounds
+from gigl_loader.sampling.frame_writer import FrameWriter, Sampled
 from gigl_loader.sampling.partitioned import FrontierRequest, PartitionedStore
 from gigl_loader.sampling.request import SEED
 from gigl_loader.sampling.seeds import NodeSeeder
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from gigl_loader.options import EdgeType, NodeType
     from gigl_loader.sampling.plan import SamplerContext
     from gigl_loader.sampling.request import BatchRequest
-    from gigl_loader.sampling.store import FeatureSource
 
 _MAX_PURPOSE = 1 << 32
 
@@ -185,11 +184,10 @@ class CustomSampler:
         """``make`` is the user's class. Without a store in the context, all partitions are read here."""
         self.bounds = context.bounds or BatchBounds.of_machine()
         store = context.store or PartitionedStore.whole(context.graph)
-        self.costs = context.costs or CostCounter(store.wire)
-        self._writer = FrameWriter(context)
+        self._writer = FrameWriter(context, store)
+        self.costs = self._writer.costs
         self._seeder = NodeSeeder(context, seed_type)
         self._seed_type = self._writer.node_types.index(seed_type)
-        self._features: FeatureSource = StoredPlaces() if context.deferred else store
         self._graph = SamplingGraph(context.graph, store)
         self._user: UserSampler = make(self._graph, **arguments)
 
@@ -214,7 +212,7 @@ class CustomSampler:
             drawn = DrawnSubgraph(self._writer, subgraph, self._seed_type, positions)
             if drawn.num_edges > self.bounds.edges:
                 raise self.bounds.too_many_edges(len(request))
-            sampled = self._writer.sampled(drawn, request, seeds, self._features, self.costs)
+            sampled = self._writer.sampled(drawn, request, seeds)
         self.bounds.check_frame(sampled.layout.nbytes, len(request))
         return sampled
 

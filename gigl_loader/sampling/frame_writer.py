@@ -16,6 +16,7 @@ import numpy as np
 from gigl_loader.arrays import Array, Bytes, Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.native import gather
+from gigl_loader.sampling.costs import CostCounter
 from gigl_loader.sampling.frame_schema import FrameCounts
 from gigl_loader.sampling.store import SLOT_BITS
 from gigl_loader.tensors import as_rows
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from gigl_loader.channel.frame import Frame
     from gigl_loader.graph.graph import Graph
     from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeType
-    from gigl_loader.sampling.costs import CostCounter
     from gigl_loader.sampling.frame_schema import FrameSchema, TypeArrays
+    from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.plan import BatchPlan, ColumnPlan, SamplerContext
     from gigl_loader.sampling.request import BatchRequest
     from gigl_loader.sampling.seeds import BatchSeeds
@@ -71,9 +72,16 @@ class DrawnBatch(Protocol):
 class FrameWriter:
     """Lays out and writes the frames of a plan. Used by one sampler: not thread-safe."""
 
-    def __init__(self, context: SamplerContext) -> None:
-        """Of the context's graph, the schema and the node ids are used."""
+    def __init__(self, context: SamplerContext, store: PartitionedStore | None) -> None:
+        """``store`` has the features. ``None``: the context's graph has them, wholly on this host."""
         graph, schema = context.graph, context.graph.schema
+        self.costs = context.costs or (CostCounter() if store is None else CostCounter(store.wire))
+        self._features: FeatureSource
+        if store is None:
+            local = LocalPlaces if context.deferred else LocalFeatures
+            self._features = local(graph, context.plan.columns)
+        else:
+            self._features = StoredPlaces() if context.deferred else store
         self._frame = context.frame
         self.node_types: list[NodeType] = list(schema.nodes)
         self.edge_types: list[EdgeType] = [
@@ -95,14 +103,7 @@ class FrameWriter:
     def scratch_bytes(self) -> int:
         return sum(each.nbytes for each in self._scratch)
 
-    def sampled(
-        self,
-        batch: DrawnBatch,
-        request: BatchRequest,
-        seeds: BatchSeeds,
-        features: FeatureSource,
-        costs: CostCounter,
-    ) -> Sampled:
+    def sampled(self, batch: DrawnBatch, request: BatchRequest, seeds: BatchSeeds) -> Sampled:
         """Return ``batch`` as something that can be written, valid for as long as ``batch`` is.
 
         Edges that the seeds exclude are removed from it.
@@ -129,14 +130,7 @@ class FrameWriter:
             lengths={each.name: len(arrays[each.name]) for each in self._frame.computed},
             counters=seeds.counters,
         )
-        return Sampled(
-            writer=self,
-            batch=batch,
-            arrays=arrays,
-            features=features,
-            costs=costs,
-            layout=self._frame.layout(counts),
-        )
+        return Sampled(writer=self, batch=batch, arrays=arrays, layout=self._frame.layout(counts))
 
     def write(self, sampled: Sampled, buffer: Bytes) -> None:
         """Write the frame of a batch, and have the features filled."""
@@ -153,7 +147,7 @@ class FrameWriter:
             batch.write_colptr(index, layout.view(buffer, f"{edges.prefix}/colptr"))
             if edges.with_ids:
                 batch.write_edge_ids(index, layout.view(buffer, f"{edges.prefix}/e_id"))
-        sampled.features.gather(list(self._gather_requests(batch, layout, buffer)))
+        self._features.gather(list(self._gather_requests(batch, layout, buffer)))
 
     def _edge_counts(self, batch: DrawnBatch, edge_type: int) -> list[int]:
         per_hop = batch.edges_per_hop(edge_type)
@@ -188,8 +182,6 @@ class Sampled:
     batch: DrawnBatch
     arrays: Mapping[str, Array]
     """Arrays of the frame that belong to the seeds, by name."""
-    features: FeatureSource
-    costs: CostCounter
     layout: Layout
 
     def write(self, buffer: Bytes) -> None:
@@ -197,7 +189,7 @@ class Sampled:
 
         The gather into ``buffer`` is the only copy of the features.
         """
-        with self.costs.gathering():
+        with self.writer.costs.gathering():
             self.writer.write(self, buffer)
 
 

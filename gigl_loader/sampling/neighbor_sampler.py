@@ -15,8 +15,8 @@ from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import edge_type_address
 from gigl_loader.native import BatchBuilder, NeighborSampler
 from gigl_loader.native import BatchTooLarge as NativeTooLarge
-from gigl_loader.sampling.costs import BatchBounds, CostCounter
-from gigl_loader.sampling.frame_writer import FrameWriter, LocalFeatures, LocalPlaces, Sampled, StoredPlaces
+from gigl_loader.sampling.costs import BatchBounds
+from gigl_loader.sampling.frame_writer import FrameWriter, Sampled
 from gigl_loader.sampling.local_store import open_adjacency
 from gigl_loader.sampling.partitioned import FrontierRequest
 from gigl_loader.sampling.store import InducedRequest, NeighborRequest
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.request import BatchRequest
     from gigl_loader.sampling.seeds import BatchSeeds, Seeder
     from gigl_loader.sampling.source import PlanSampler
-    from gigl_loader.sampling.store import FeatureSource, Neighbors
+    from gigl_loader.sampling.store import Neighbors
 
 
 class LocalSampler:
@@ -45,11 +45,9 @@ class LocalSampler:
         """All partitions of the context's graph are opened; its store is not used."""
         graph = context.graph
         self.bounds = context.bounds or BatchBounds.of_machine()
-        self.costs = context.costs or CostCounter()
         self._seeder = seeder
-        self._writer = writer = FrameWriter(context)
-        places = LocalPlaces if context.deferred else LocalFeatures
-        self._features: FeatureSource = places(graph, context.plan.columns)
+        self._writer = writer = FrameWriter(context, None)
+        self.costs = writer.costs
         self._native = NeighborSampler(
             adjacencies=[
                 open_adjacency(
@@ -86,7 +84,7 @@ class LocalSampler:
                 self._native.sample(
                     seeds.groups, seeds.key, max_edges=self.bounds.edges, tree_times=seeds.tree_times
                 )
-                sampled = self._writer.sampled(self._native, request, seeds, self._features, self.costs)
+                sampled = self._writer.sampled(self._native, request, seeds)
             except NativeTooLarge:
                 raise self.bounds.too_many_edges(len(request)) from None
             except RuntimeError as error:
@@ -103,9 +101,8 @@ class DistributedSampler:
         self.bounds = context.bounds or BatchBounds.of_machine()
         self._store = store
         self._seeder = seeder
-        self.costs = context.costs or CostCounter(store.wire)
-        self._writer = writer = FrameWriter(context)
-        self._features: FeatureSource = StoredPlaces() if context.deferred else store
+        self._writer = writer = FrameWriter(context, store)
+        self.costs = writer.costs
         self._hops = hops
         self._schema = context.graph.schema
         self._builder = BatchBuilder(
@@ -132,7 +129,7 @@ class DistributedSampler:
                     self._expand(hop, seeds)
                 if self._hops.induced:
                     self._induce()
-                sampled = self._writer.sampled(self._builder, request, seeds, self._features, self.costs)
+                sampled = self._writer.sampled(self._builder, request, seeds)
             except NativeTooLarge:
                 raise self.bounds.too_many_edges(len(request)) from None
         self.bounds.check_frame(sampled.layout.nbytes, len(request))

@@ -11,8 +11,8 @@ from gigl_loader.graph.schema import edge_type_address, type_name
 from gigl_loader.native import BatchTooLarge as NativeTooLarge
 from gigl_loader.native import PPRBuilder, split_by_owner
 from gigl_loader.native import PPRSampler as NativeSampler
-from gigl_loader.sampling.costs import BatchBounds, CostCounter
-from gigl_loader.sampling.frame_writer import FrameWriter, LocalFeatures, LocalPlaces, Sampled, StoredPlaces
+from gigl_loader.sampling.costs import BatchBounds
+from gigl_loader.sampling.frame_writer import FrameWriter, Sampled
 from gigl_loader.sampling.local_store import open_adjacency
 from gigl_loader.sampling.partitioned import FrontierRequest
 from gigl_loader.sampling.request import SEED
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.plan import SamplerContext
     from gigl_loader.sampling.request import BatchRequest
-    from gigl_loader.sampling.store import FeatureSource
 
 _KEY = 0
 """Of the draws that cut long lists: the same ones in every batch, epoch and run."""
@@ -60,19 +59,15 @@ class PPRSampler:
         are read here."""
         graph, store = context.graph, context.store
         self.bounds = context.bounds or BatchBounds.of_machine()
-        self.costs = context.costs or (CostCounter() if store is None else CostCounter(store.wire))
-        self._writer = FrameWriter(context)
+        self._writer = FrameWriter(context, store)
+        self.costs = self._writer.costs
         self._seeder = NodeSeeder(context, seed_type)
         self._reached = [(each, self._writer.node_types.index(each)) for each in reached]
-        self._features: FeatureSource
-        self._pushes: _Pushes
-        if store is None:
-            places = LocalPlaces if context.deferred else LocalFeatures
-            self._features = places(graph, context.plan.columns)
-            self._pushes = _WholeGraph(graph, self._writer, seed_type, rule)
-        else:
-            self._features = StoredPlaces() if context.deferred else store
-            self._pushes = _Partitions(graph, self._writer, seed_type, rule, store)
+        self._pushes: _Pushes = (
+            _WholeGraph(graph, self._writer, seed_type, rule)
+            if store is None
+            else _Partitions(graph, self._writer, seed_type, rule, store)
+        )
 
     @property
     def scratch_bytes(self) -> int:
@@ -101,7 +96,7 @@ class PPRSampler:
             for node_type, number in self._reached:
                 arrays |= zip(ppr_arrays(node_type), batch.neighbors(number), strict=True)
             seeds = replace(seeds, arrays={**seeds.arrays, **arrays})
-            sampled = self._writer.sampled(batch, request, seeds, self._features, self.costs)
+            sampled = self._writer.sampled(batch, request, seeds)
         self.bounds.check_frame(sampled.layout.nbytes, len(request))
         return sampled
 

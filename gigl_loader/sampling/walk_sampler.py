@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gigl_loader.native import check_stop, most_visited, philox, philox_words, relabel, split_by_owner
-from gigl_loader.sampling.costs import BatchBounds, CostCounter
+from gigl_loader.sampling.costs import BatchBounds
 from gigl_loader.sampling.custom import DrawnSubgraph, Subgraph
-from gigl_loader.sampling.frame_writer import FrameWriter, Sampled, StoredPlaces
+from gigl_loader.sampling.frame_writer import FrameWriter, Sampled
 from gigl_loader.sampling.partitioned import FrontierRequest, PartitionedStore
 from gigl_loader.sampling.request import SEED
 from gigl_loader.sampling.seeds import NodeSeeder, in_trees
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeType
     from gigl_loader.sampling.plan import SamplerContext
     from gigl_loader.sampling.request import BatchRequest
-    from gigl_loader.sampling.store import FeatureSource
 
 MAX_STEPS = 253
 """Hops that the address of a draw has."""
@@ -209,10 +208,9 @@ class WalkSampler:
         schema = context.graph.schema
         self.bounds = context.bounds or BatchBounds.of_machine()
         store = context.store or PartitionedStore.whole(context.graph)
-        self.costs = context.costs or CostCounter(store.wire)
-        self._writer = FrameWriter(context)
+        self._writer = FrameWriter(context, store)
+        self.costs = self._writer.costs
         self._seeder = NodeSeeder(context, seed_type)
-        self._features: FeatureSource = StoredPlaces() if context.deferred else store
         self._walker = Walker(schema, store, path, p=p, q=q)
         self._seed_type = seed_type
         self._types = [seed_type, *(schema.neighbor_type(each) for each in path)]
@@ -244,7 +242,7 @@ class WalkSampler:
             number = self._writer.node_types.index(self._seed_type)
             drawn = DrawnSubgraph(self._writer, subgraph, number, entries)
             seeds = replace(seeds, arrays={**seeds.arrays, **arrays})
-            sampled = self._writer.sampled(drawn, request, seeds, self._features, self.costs)
+            sampled = self._writer.sampled(drawn, request, seeds)
         self.bounds.check_frame(sampled.layout.nbytes, len(request))
         return sampled
 
