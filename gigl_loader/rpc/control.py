@@ -86,11 +86,13 @@ class ControlClient:
         self._channel = control_channel(endpoint, caller, _MESSAGE_SIZES)
         self._metadata = caller.headers
 
-    def describe(self, timeout_s: float) -> Any:
-        return self._call("Describe", timeout_s)
+    def describe(self, timeout_s: float) -> messages.Description:
+        reply: messages.Description = self._call("Describe", timeout_s)
+        return reply
 
-    def stats(self, timeout_s: float) -> Any:
-        return self._call("Stats", timeout_s)
+    def stats(self, timeout_s: float) -> messages.Statistics:
+        reply: messages.Statistics = self._call("Stats", timeout_s)
+        return reply
 
     def _call(self, name: str, timeout_s: float) -> Any:
         request, reply = METHODS[name]

@@ -94,7 +94,7 @@ class StoreClient:
     ) -> None:
         """Connects at the first call. Without ``job``, the server accepts only ``cluster`` and ``load``.
 
-        ``on_membership`` is called with the version of the membership that a reply tells. It must not block.
+        ``on_membership`` is called with each new version of the membership in a reply. It must not block.
         ``contact``: whether a call to this address has succeeded before.
         """
         self.endpoint = endpoint
@@ -102,6 +102,8 @@ class StoreClient:
         self._connected_at = 0.0
         self._sends_checksums = False
         self._on_membership = on_membership
+        self._heard = ""
+        """Version of the membership in the last reply that told one."""
         self._job_header = ((JOB_HEADER, job),) if job else ()
         self._closed = False
         self._lock = threading.Lock()
@@ -213,7 +215,8 @@ class StoreClient:
         """Read the version of the membership in the trailers of a reply."""
         if self._on_membership is not None:
             told = header_value(trailers or (), MEMBERSHIP_HEADER)
-            if told.isascii() and told.isdigit() and len(told) <= _MAX_DIGITS:
+            if told != self._heard and told.isascii() and told.isdigit() and len(told) <= _MAX_DIGITS:
+                self._heard = told
                 self._on_membership(int(told))
 
     def error(self, error: grpc.RpcError) -> Exception:
