@@ -140,11 +140,11 @@ class ClusterView:
     servers: tuple[Endpoint, ...]
     """Servers known so far, by rank, this one included."""
     membership: int
-    """Version of ``servers``: of two views, that with the higher version is newer. 0: not told."""
+    """Version of ``servers``: the view with the higher version is newer. 0: not sent."""
     away: frozenset[str]
     """Control addresses of ``servers`` that did not answer this one lately."""
     incarnation: int
-    """Tells a server that was started again from the one before. 0: not told."""
+    """Changes with each start of the server. 0: not sent."""
     ready: bool
     reason: str
     """Why the server is not ready, as text."""
@@ -254,7 +254,7 @@ _WORDS: Mapping[grpc.StatusCode, str] = {
         "--listen, by default the one before"
     ),
 }
-"""Texts that say more than those of gRPC."""
+"""Texts in place of those of gRPC, which say less."""
 
 _NO_GRPC = "Expected SETTINGS frame as the first frame"
 _PLAIN_WORDS = {

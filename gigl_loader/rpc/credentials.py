@@ -68,7 +68,7 @@ class Caller:
     key: bytes = field(default=b"", repr=False)
     """PEM, not encrypted."""
     authority: str = ""
-    """PEM of trusted authorities. Empty: those an endpoint publishes, else those of this machine."""
+    """PEM of trusted authorities. Empty: the authorities that an endpoint publishes, else this machine's."""
     tls: bool = False
     """Use TLS. Implied by an authority or a certificate."""
     insecure: bool = False

@@ -182,7 +182,7 @@ def read(fields: RequestReader, schema: GraphSchema, graph: str) -> Inquiry:
 
 
 def _file(fields: RequestReader) -> FileRequest:
-    """Read a request for a file. Whether there is such a file, and so many bytes, the service checks."""
+    """Read a request for a file. The service checks that the file exists and has these bytes."""
     first, count = fields.number("first", 0, 2**63), fields.number("count", 1, 2**63)
     if count > MAX_FILE_BYTES:
         raise Refusal(

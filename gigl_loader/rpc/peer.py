@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.endpoint import Endpoint
 
 _LOOK_S = 2.0
-"""For a handshake that says what a failed call does not."""
+"""Timeout of a TLS handshake that finds out why a call failed."""
 
 
 class HoldsOthers(ValueError):
-    """A peer holds other partitions than its endpoint says: those of a storage server may change."""
+    """A peer holds other partitions than its endpoint says. A storage server may gain and lose partitions."""
 
 
 def check_peer(endpoint: Endpoint, caller: Caller, *, digest: str, timeout_s: float) -> messages.Description:

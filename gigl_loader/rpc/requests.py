@@ -100,7 +100,7 @@ class Ping:
 PartitionRequest: TypeAlias = (
     NeighborRequest | InducedRequest | EdgeRequest | EdgeListRequest | FeatureRequest | SplitRequest
 )
-"""What a store asks of one partition."""
+"""Request of a store to one partition."""
 
 Request: TypeAlias = PartitionRequest | Ping
 """Request about one partition. An ``Inquiry`` is about the whole graph."""

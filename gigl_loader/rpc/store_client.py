@@ -62,7 +62,7 @@ _MAX_DIGITS = 19
 _MAX_DAMAGED = 3  # Attempts of one call, where each was damaged.
 _ANEW_S = 0.25  # Age from which a connection is left for a new one.
 _CERTAIN_S = 0.7
-"""Pause before a mistake that no server of this library told is looked at again: it may be damage."""
+"""Pause before an unmarked refusal is checked by a second call: the first may have been damaged."""
 _OPTIONS = [
     ("grpc.max_receive_message_length", 32 << 20),
     ("grpc.max_send_message_length", 32 << 20),
@@ -103,7 +103,7 @@ class StoreClient:
         self._sends_checksums = False
         self._on_membership = on_membership
         self._heard = ""
-        """Version of the membership in the last reply that told one."""
+        """Version of the membership in the last reply that had one."""
         self._job_header = ((JOB_HEADER, job),) if job else ()
         self._closed = False
         self._lock = threading.Lock()
@@ -245,7 +245,7 @@ class StoreClient:
     def adopt(
         self, partition: int, timeout_s: float, *, begin: bool, cluster_key: str = ""
     ) -> messages.AdoptReply:
-        """Have the server take over a partition, with ``begin``, or ask how far that is.
+        """Have the server take over a partition, with ``begin``, or return the progress.
 
         ``cluster_key`` is that of the servers, where they have one. ``ValueError`` without the right to ask,
         and for a partition that the graph does not have.
@@ -267,7 +267,7 @@ class StoreClient:
             channel.close()
 
     def _use(self, caller: Caller) -> None:
-        """Show the token of ``caller`` from now on, and connect anew where its certificates are others."""
+        """Send the token of ``caller`` from now on, and connect anew where its certificates differ."""
         with self._lock:
             before = self._caller if self._channels else None
             self._metadata = (*caller.headers, *self._job_header)
@@ -333,7 +333,7 @@ class StoreClient:
     def _cluster_call(
         self, headers: Sequence[tuple[str, str]], timeout_s: float, *, again: bool = True
     ) -> tuple[Any, Any]:
-        """Return reply and call. A mistake that is no marked refusal is raised when it was found twice."""
+        """Return reply and call. An unmarked refusal for good is raised when it comes twice."""
         request = messages.ClusterRequest()
         metadata = partial(self._headed, "Cluster", request, *headers)
         try:
@@ -382,7 +382,7 @@ class StoreClient:
 
     def _translated(self, error: grpc.RpcError) -> Exception:
         """Return the exception for a failed call."""
-        if lost_its_checksum(error):  # What was refused may be a damaged call.
+        if lost_its_checksum(error):  # The service may have refused a damaged call.
             text = f"{self.endpoint}: the headers of a call lost their checksum on the way"
             found: Exception = rule_of(FaultKind.REPLY).error(text)
         else:
@@ -414,7 +414,7 @@ class StoreClient:
         except grpc.RpcError as error:
             raise self._translated(error) from None
         except ValueError:
-            self._check_open()  # What gRPC raises for a channel that was closed meanwhile.
+            self._check_open()  # gRPC raises it for a channel that was closed meanwhile.
             raise
         self.heard(call.trailing_metadata())
         self.check_reply(name, reply, call.trailing_metadata())
