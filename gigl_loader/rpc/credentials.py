@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
     from gigl_loader.rpc.endpoint import Endpoint
 
-__all__ = ["Caller", "Credentials", "SslParts", "authorization", "new_token"]
-
 
 class SslParts(NamedTuple):
     """PEM for a connection over TLS, in gRPC's order."""

@@ -23,7 +23,6 @@ from gigl_loader.rpc.graph_requests import Inquiry
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.request_reader import (
     MAX_HEADER_BYTES,
-    WIRE_VERSION,
     RequestReader,
     are_names,
     known_name,
@@ -44,23 +43,6 @@ from gigl_loader.tensors import Layout, spec_of
 if TYPE_CHECKING:
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType, NodeType
-
-__all__ = [
-    "MAX_INDUCED_NODES",
-    "MAX_LISTED_EDGES",
-    "MAX_REQUEST_BYTES",
-    "WIRE_VERSION",
-    "EdgeListRequest",
-    "Envelope",
-    "PartitionRequest",
-    "Ping",
-    "Request",
-    "SplitRequest",
-    "check_size",
-    "encode",
-    "encode_ping",
-    "parse",
-]
 
 MAX_REQUEST_BYTES = 64 << 20
 """A larger request is refused. This one holds 16 million positions; callers split larger ones."""

@@ -18,10 +18,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
 from gigl_loader.rpc import requests
 from gigl_loader.rpc.control import ControlClient
-from gigl_loader.rpc.credentials import Caller, Credentials, authorization
+from gigl_loader.rpc.credentials import Caller, Credentials
 from gigl_loader.rpc.peer import check_peer, peer_stats
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.requests import Envelope, SplitRequest, encode, encode_ping
+from gigl_loader.rpc.tokens import authorization
 from gigl_loader.rpc.versions import BuildVersions
 from gigl_loader.sampling.store import DrawRule, FeatureRequest, InducedRequest, NeighborRequest
 from gigl_server.admission import DATA_PORT
