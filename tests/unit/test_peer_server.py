@@ -185,7 +185,7 @@ def test_more_calls_than_allowed_are_asked_again(graph: Graph, monkeypatch: pyte
 
     def dawdle(*_: object) -> NoReturn:
         entered.set()
-        leave.wait(10)
+        leave.wait(60)
         raise Refusal(RefusalKind.FAILED, "too late")
 
     with served(graph) as endpoint:
@@ -194,14 +194,14 @@ def test_more_calls_than_allowed_are_asked_again(graph: Graph, monkeypatch: pyte
             patch.setattr(Queries, "respond", dawdle)
             holder = threading.Thread(target=_swallow, args=(slow,))
             holder.start()
-            assert entered.wait(10)
+            assert entered.wait(60)
         assert refusal(endpoint, b"garbage") == "busy"  # Not even parsed.
         asker = threading.Thread(target=quick.sample, args=(ask(),))
         asker.start()
-        assert wait_until(lambda: quick.wire().retries >= 2, seconds=10)
+        assert wait_until(lambda: quick.wire().retries >= 2, seconds=60)
         leave.set()
-        holder.join(10)
-        asker.join(10)
+        holder.join(60)
+        asker.join(60)
         assert not asker.is_alive()
         slow.close()
         quick.close()
