@@ -25,8 +25,8 @@ from hostile_server import Scene
 
 from gigl_loader.native import DataClient, StreamError, crc32c
 from gigl_loader.rpc import graph_store_pb2 as messages
-from gigl_loader.rpc.request_reader import WIRE_VERSION
 from gigl_loader.rpc.tokens import JOB_HEADER, new_job
+from gigl_loader.rpc.versions import WIRE_VERSION
 from gigl_loader.sampling.plan import BatchPlan, ColumnPlan
 from gigl_loader.sampling.plans.neighbor import NeighborPlan
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger(__name__)
 
 _REFUSED_S = 5.0
-"""Pause before a server that is not needed is tried again after attempts were given up."""
+"""Pause before another series of attempts at a server that is not needed."""
 
 
 class ChannelPool:
@@ -39,7 +39,7 @@ class ChannelPool:
     ) -> None:
         """``heartbeats`` renew the leases of open channels. ``defers``: frames may defer their features.
 
-        ``choose`` returns those of a cluster's servers that sample for this rank.
+        ``choose`` returns the servers of a cluster that sample for this rank.
         """
         self._choose = choose
         self._channels = [Channel(server) for server in choose(servers)]
@@ -86,7 +86,7 @@ class ChannelPool:
         return [each for each in down if not up or not held.issuperset(each.server.endpoint.partitions)]
 
     def use(self, servers: Sequence[Server]) -> None:
-        """Open channels to this rank's of ``servers`` that have none, and give up channels to all others."""
+        """Open a channel to each server of this rank that has none. Give up channels to all other servers."""
         servers = self._choose(servers)
         with self._lock:
             if self.closed:

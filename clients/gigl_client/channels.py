@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _WAYS = {"transport": ("auto", "ring", "network"), "rows": ("auto", "direct", "through")}
 _OLDER_NAMES = {"transport": "flight"}
-"""Of ``network``: Arrow Flight carried what the network carries, up to wire version 2."""
+"""Older name of ``network``: up to wire version 2, batches came over Arrow Flight."""
 
 MAX_IN_FLIGHT = 64
 """Batches of a source in flight at all servers together: with a hundred servers, a few at each would fill the
@@ -87,7 +87,7 @@ class ChannelConfig:
         return max(min(self.prefetch, _MAX_CREDIT), 1)
 
     def most_in_flight(self, frame_bytes: int) -> int:
-        """Return how many batches may be in flight at all servers together, where each has so many bytes."""
+        """Return how many batches of ``frame_bytes`` each may be in flight, at all servers together."""
         return min(max(self.channel_bytes // max(frame_bytes, 1), 2), MAX_IN_FLIGHT)
 
     def tries_ring(self, host: str) -> bool:
@@ -267,7 +267,7 @@ class Channel:
         return self._backoff.next_s()
 
     def note_fault(self, error: Exception) -> None:
-        """Keep an error as the last cause: that of a wait that comes to nothing."""
+        """Keep the last error, for the message of a wait that times out."""
         self.last_fault, self.fault_at = error, time.monotonic()
 
     @property
@@ -275,7 +275,7 @@ class Channel:
         return time.monotonic() < self.late_until
 
     def is_late(self, sent_s: float) -> None:
-        """Pass the server over until it responds: a request was sent to it ``sent_s`` ago."""
+        """Skip the server until it responds to a request that was sent ``sent_s`` ago."""
         if not self.late:
             self._late_s = min(max(sent_s, 2 * self._late_s), _LONGEST_LATE_S)
         self.late_until = math.inf
@@ -285,9 +285,9 @@ class Channel:
         self.late_until = self._late_s = 0.0
 
     def is_alive(self) -> None:
-        """Use the server again after a pause: it responds, though not to what it was late with.
+        """Use the server again after a pause: it responds, though not to the late request.
 
-        The pause is as long as that took so far, and doubles while the server stays late.
+        The pause is as long as the request took so far, and doubles while the server stays late.
         """
         if self.late_until == math.inf:
             self.late_until = time.monotonic() + self._late_s

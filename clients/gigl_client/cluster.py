@@ -271,7 +271,7 @@ class Cluster:
         )
 
     def follow(self, channels: Follower) -> None:
-        """Tell ``channels`` the servers after every change, while it lives."""
+        """Pass the servers to ``channels`` after each change, while it lives."""
         self._followers.add(channels)
 
     def _connect(self, endpoint: Endpoint) -> Server:
@@ -325,10 +325,10 @@ class Cluster:
 
 
 class Follower(Protocol):
-    """What is told the servers after every change."""
+    """Receives the server list after each membership change."""
 
     def use(self, servers: Sequence[Server]) -> None:
-        """Use these servers from now on, and no others."""
+        """Use only these servers from now on."""
 
 
 def _place(endpoint: Endpoint) -> tuple[str, int]:

@@ -48,14 +48,15 @@ class RemoteNodes:
         self._assignment = cluster.assignment
         self._replicas = cluster.replicas
         self._digest = cluster.graph_digest
-        self._directory = self._directory_of(None)
+        self.directory = self._directory_of(None)
+        """Of any server."""
         self._latest: tuple[Int64Array, Int64Array] | None = None
         """Positions and ids of the last split, because a loader requests its ids next, once."""
 
     def positions(self, node_type: NodeType, ids: Int64Array) -> Int64Array:
         """Return the position of each node id, int64 [N]. ``ValueError`` lists the first ten unknown ids."""
         self._known(node_type)
-        return self._directory.locate(node_type, ids)
+        return self.directory.locate(node_type, ids)
 
     def node_ids(self, node_type: NodeType, positions: Int64Array) -> Int64Array:
         """Return the node ids at ``positions``, int64 [N], in order."""
@@ -65,20 +66,12 @@ class RemoteNodes:
         latest, self._latest = self._latest, None
         if latest is not None and latest[0] is positions:
             return latest[1]
-        return self._directory.ids(node_type, positions)
-
-    def texts(self, node_type: NodeType, node_ids: Int64Array) -> list[str]:
-        """Return the texts of node ids, int64 [N], of a type that has text ids."""
-        return self._directory.texts(node_type, node_ids)
-
-    def find_texts(self, node_type: NodeType, texts: list[str]) -> Int64Array:
-        """Return the node ids of texts, int64 [N], -1 for unknown ones, of a type that has text ids."""
-        return self._directory.find_texts(node_type, texts)
+        return self.directory.ids(node_type, positions)
 
     def all_positions(self, node_type: NodeType) -> Int64Array:
         """Return the positions of all nodes of a type, int64 [N], by ascending node id."""
         self._known(node_type)
-        return self._directory.all_positions(node_type)
+        return self.directory.all_positions(node_type)
 
     def split_positions(self, node_type: NodeType, split: str) -> Int64Array:
         """Return a split's positions, int64 [N], by ascending node id. ``ValueError`` lists the splits."""
@@ -146,7 +139,7 @@ class RemoteNodes:
     def _in_id_order(self, node_type: NodeType, positions: Int64Array) -> Int64Array:
         if self._known(node_type).ids == "identity":
             return np.sort(positions)
-        ids = self._directory.ids(node_type, positions)
+        ids = self.directory.ids(node_type, positions)
         order = np.argsort(ids, kind="stable")
         positions = positions[order]
         self._latest = (positions, ids[order])
@@ -178,7 +171,7 @@ class RemoteDistDataset(GraphQueries):
         self._cluster = cluster
         self._transport, self._rows = transport, rows
         self._leaders = ProducerCreator(cluster)
-        self._nodes = RemoteNodes(cluster)
+        self._queries = RemoteNodes(cluster)
         self._sources: weakref.WeakSet[RemoteSource] = weakref.WeakSet()
         self._stores: weakref.WeakSet[PartitionedStore] = weakref.WeakSet()
 
@@ -226,6 +219,12 @@ class RemoteDistDataset(GraphQueries):
         return cls(cluster, transport=transport, rows=rows)
 
     @property
+    def _nodes(self) -> RemoteNodes:
+        """Queries about nodes. Raises where the dataset was closed, and in a forked child."""
+        self._cluster.check_usable()
+        return self._queries
+
+    @property
     def num_servers(self) -> int:
         """Number of storage servers when the first rank connected.
 
@@ -244,21 +243,17 @@ class RemoteDistDataset(GraphQueries):
         return self._cluster.graph_digest
 
     def positions(self, node_type: NodeType, node_ids: Int64Array) -> Int64Array:
-        self._cluster.check_usable()
         return self._nodes.positions(node_type, node_ids)
 
     def node_ids(self, node_type: NodeType, positions: Int64Array) -> Int64Array:
         """Return the node ids at ``positions``, int64 [N], in order."""
-        self._cluster.check_usable()
         return self._nodes.node_ids(node_type, positions)
 
     def all_positions(self, node_type: NodeType) -> Int64Array:
         """Return the positions of all nodes of a type, int64 [N], by ascending node id."""
-        self._cluster.check_usable()
         return self._nodes.all_positions(node_type)
 
     def _edge_list(self, edge_type: EdgeType) -> EdgeList:
-        self._cluster.check_usable()
         return self._nodes.all_edges(edge_type)
 
     def _open_store(self) -> PartitionedStore:
@@ -276,7 +271,6 @@ class RemoteDistDataset(GraphQueries):
 
     def split_positions(self, node_type: NodeType, split: str) -> Int64Array:
         """Return a split's positions, int64 [N], by ascending node id. ``ValueError`` lists the splits."""
-        self._cluster.check_usable()
         return self._nodes.split_positions(node_type, split)
 
     def server_stats(self, *, timeout: float = 10.0) -> dict[int, dict[str, Any]]:
@@ -351,15 +345,12 @@ class RemoteDistDataset(GraphQueries):
         self.close()
 
     def _texts(self, node_type: NodeType, node_ids: Int64Array) -> list[str]:
-        self._cluster.check_usable()
-        return self._nodes.texts(node_type, node_ids)
+        return self._nodes.directory.texts(node_type, node_ids)
 
     def _find_texts(self, node_type: NodeType, texts: list[str]) -> Int64Array:
-        self._cluster.check_usable()
-        return self._nodes.find_texts(node_type, texts)
+        return self._nodes.directory.find_texts(node_type, texts)
 
     def _ids_of_servers(self, node_type: NodeType, split: str | None, share: Share) -> list[Int64Array]:
-        self._cluster.check_usable()
         return self._nodes.of_servers(node_type, split, share)
 
     def __reduce__(self) -> NoReturn:

@@ -48,9 +48,9 @@ _LONGEST_PAUSE_S = 5.0
 
 
 class MembershipFollower:
-    """Fetches the view of a cluster when a reply tells a newer version. Thread-safe.
+    """Fetches the view of a cluster when a reply has a newer version. Thread-safe.
 
-    The thread starts with the first news. It holds no reference to the cluster.
+    The thread starts with the first newer version. It holds no reference to the cluster.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class MembershipFollower:
         self._thread: threading.Thread | None = None
 
     def told(self, version: int) -> None:
-        """Take note of a version that a reply told. Does not block."""
+        """Note the version in a reply. Does not block."""
         if version <= self._told or self._stopped.is_set():
             return
         with self._lock:
@@ -115,10 +115,10 @@ class MembershipFollower:
 
 
 def assigned(partitions: Iterable[Iterable[int]]) -> tuple[tuple[int, ...], ...]:
-    """Return, for each server, those of its ``partitions`` that are counted as its own.
+    """Return the partitions that are counted for each server.
 
-    Each partition is counted for one of its holders: in ascending order, for the one with the fewest so far,
-    the first of equals. So all who know the same servers count alike.
+    Each partition is counted for one of its holders: in ascending order, for the holder with the fewest so
+    far, the first of equals. So all processes that know the same servers count alike.
     """
     held = [set(each) for each in partitions]
     own: list[list[int]] = [[] for _ in held]
@@ -246,7 +246,7 @@ class _Search:
         return errors, max(views, key=lambda each: each.membership)
 
     def _first_view(self) -> ClusterView:
-        """Return the view of the first server that responds and is ready. All are asked at the same time."""
+        """Return the view of the first server that responds and is ready. All are called at the same time."""
         errors: list[Exception] = []
         threads = ThreadPoolExecutor(min(len(self._endpoints), _MAX_AT_ONCE))
         try:
@@ -257,7 +257,7 @@ class _Search:
                     return found
                 errors.append(found)
         finally:
-            threads.shutdown(wait=False, cancel_futures=True)  # A silent server holds up nobody.
+            threads.shutdown(wait=False, cancel_futures=True)  # Does not wait for a silent server.
         # A server that is not ready gives a better reason than one that does not respond.
         raise next((error for error in errors if isinstance(error, _NotReady)), errors[0])
 
@@ -272,7 +272,7 @@ class _Search:
                     try:
                         _check_cluster(endpoint, other, known)
                     except ValueError as error:
-                        if joining := view.reason or other.reason:  # A ready server has met all others else.
+                        if joining := view.reason or other.reason:  # Else it knows all members.
                             raise _NotReady(f"{error} (one of them {joining})") from None
                         raise
 

@@ -128,7 +128,7 @@ class Dispatcher:
         return max(sent.since + self._silent_s, self._check_from)
 
     def close(self, *others: Callable[[], None], wait: bool) -> None:
-        """End the threads, close the channels and call ``others``. ``wait``: wait for them, 3 s at most."""
+        """End the threads, close the channels and call ``others``. ``wait``: wait for them, at most 3 s."""
         with self._changed:
             self._in_flight.stop()
             jobs = self._channels.close()

@@ -48,7 +48,7 @@ class InFlightRequest:
 
 _KIND = "batch"
 _MAX_AT_ONCE = 2
-"""Servers that are asked for a batch at the same time."""
+"""Requests of one batch under way at the same time, at different servers."""
 
 
 @dataclass(slots=True, eq=False)
@@ -180,7 +180,7 @@ class InFlight:
     def put_back(self, sent: InFlightRequest, error: Exception | None, now: float) -> None:
         """Queue a batch again: at once, or, after an ``error``, with a delay that grows per error.
 
-        A batch that another server is asked for as well is left to that server.
+        A batch with a request at another server is left to that server.
         """
         sent.channel.load -= 1
         self._begun = self.has_first = True
@@ -196,7 +196,7 @@ class InFlight:
     def land(self, sent: InFlightRequest, frame: Frame | Exception, now: float) -> list[InFlightRequest]:
         """Record a received batch, or the exception that failed it.
 
-        Return the requests for it that other servers have, too, and that nobody needs any more.
+        Return the requests for it at other servers, which are not needed any more.
         """
         others = self._batches[sent.request.batch].call.won(sent, now)
         for other in others:

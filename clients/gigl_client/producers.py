@@ -160,7 +160,7 @@ class _Creation:
     def create(self) -> None:
         """Create the producer on all servers concurrently.
 
-        A server that does not answer is not waited for where others hold its partitions: the producer is
+        A silent server is not waited for where other servers hold its partitions: the producer is
         created when a channel is opened there. Raises the error of one server. Other servers may have created
         the producer: see ``undo``.
         """
@@ -184,7 +184,7 @@ class _Creation:
             raise next((error for error in errors if not isinstance(error, StorageUnavailable)), errors[0])
 
     def _is_enough(self) -> bool:
-        """Return whether every server was asked, and those with the producer hold all partitions."""
+        """Return whether every server was tried, and the servers with the producer hold all partitions."""
         with self._lock:
             created, asked = list(self._created), {*map(id, self._created), *self._failed}
         if len(asked) < len(self._servers):

@@ -131,7 +131,7 @@ class RemoteSource:
         )
         self._end = weakref.finalize(self, _end, self._dispatcher, self._store, self._pid)
         cluster.follow(self._channels)
-        self._channels.use(cluster.servers)  # Also those that joined meanwhile.
+        self._channels.use(cluster.servers)  # Also servers that joined meanwhile.
 
     @property
     def num_batches(self) -> int:
@@ -146,7 +146,7 @@ class RemoteSource:
     def wait_until_up(self, timeout: float) -> None:
         """Wait until a channel is open at every server. Raises what keeps one from it.
 
-        A server that does not answer is not waited for where others hold its partitions.
+        A server that does not respond is not waited for where other servers hold its partitions.
         """
         self._check_usable()
         deadline = time.monotonic() + timeout

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from gigl_loader.group import name_ranks, wait_for
 from gigl_loader.hosts.peers import PEERS, Peers, SharedCache
 from gigl_loader.hosts.rendezvous import WHOLE, Holding, check_holdings
-from gigl_loader.rpc.credentials import Credentials, new_token
+from gigl_loader.rpc.credentials import Credentials
 from gigl_loader.rpc.endpoint import Address, Endpoint
 from gigl_loader.rpc.host_service import HostService
 from gigl_loader.rpc.peer import check_peer
+from gigl_loader.rpc.tokens import new_token
 from gigl_loader.rpc.versions import BuildVersions
 from gigl_loader.topology import Topology, machine_id, own_address
 

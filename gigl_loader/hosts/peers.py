@@ -6,7 +6,7 @@ import json
 import logging
 import os
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -156,9 +156,12 @@ class Peers:
         # Imported here: control calls need gRPC, 13 MB that sampling processes save.
         from gigl_loader.rpc.peer import peer_stats
 
+        found = {
+            each.host_index: peer_stats(each, self.caller, timeout_s=timeout_s) for each in self.endpoints
+        }
         return {
-            endpoint.host_index: asdict(peer_stats(endpoint, self.caller, timeout_s=timeout_s))
-            for endpoint in self.endpoints
+            host: {field.name: getattr(stats, field.name) for field in stats.DESCRIPTOR.fields}
+            for host, stats in found.items()
         }
 
     def to_json(self) -> dict[str, Any]:

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from gigl_loader.native import StopFlag
 
 STOP_POLL_S = 0.05
-"""A stop flag wakes no thread: one that waits looks at its flag so often."""
+"""Interval at which a waiting thread polls its stop flag: setting the flag wakes no thread."""
 
 
 class Cancelled(SamplingError):
-    """The call was cancelled: nobody needs its result any more."""
+    """The call was cancelled: its result is not needed any more."""
 
 
 class Cancellation:
@@ -54,9 +54,9 @@ class Cancellation:
                 self._end()
 
     def then(self, end: Callable[[], object] | None) -> None:
-        """Have ``cancel`` call ``end`` from now on, and nothing else. ``end`` must not block.
+        """Set the function that ``cancel`` calls. ``end`` must not block.
 
-        Calls it at once where the call was cancelled before.
+        It is called at once where the call is cancelled already.
         """
         with self._lock:
             self._end = end
@@ -65,9 +65,9 @@ class Cancellation:
 
     @contextmanager
     def ends_by(self, end: Callable[[], object]) -> Iterator[None]:
-        """Have ``cancel`` call ``end`` as by ``then``, until the end of the block and no later.
+        """Have ``cancel`` call ``end``, as by ``then``, until the end of the block.
 
-        A connection that was given back to its pool may be another call's.
+        Not later: a connection that was returned to its pool may serve another call.
         """
         self.then(end)
         try:
@@ -76,7 +76,7 @@ class Cancellation:
             self.then(None)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until the call is cancelled, at most so long. Return whether it is.
+        """Wait until the call is cancelled, for at most ``seconds``. Return whether it is.
 
         Raises ``native.Stopped`` where the stop flag of this thread is set meanwhile.
         """
@@ -89,14 +89,14 @@ class Cancellation:
 
 
 class AttemptThreads:
-    """Daemon threads, started when no other is free. A job must not raise."""
+    """Daemon threads that run jobs. A thread is started where none is free. A job must not raise."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._jobs: queue.SimpleQueue[tuple[Callable[[], None], StopFlag | None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._free = 0
-        """Threads that wait for a job, less the jobs that wait for a thread."""
+        """Number of threads that wait for a job, minus the jobs that wait for a thread."""
         self._count = 0
         self._closed = False
 
@@ -136,15 +136,15 @@ class AttemptThreads:
 
 _WINDOW = 256
 _ENOUGH = 64
-"""Requests of a kind before any of them is hedged: of fewer, the slowest 5 % are no measure."""
+"""Requests of a kind before any is hedged: the 95th percentile of fewer is not reliable."""
 _EVERY = 32
 """Requests of a kind after which its percentile is computed anew."""
 _PERCENTILE = 0.95
 _SHARE = 0.05
 _MAX_SAVED = 8.0
-"""Hedges that quiet times may save for later."""
+"""Limit on unused hedges that are kept for later."""
 _MIN_S = 0.010
-"""Shorter delays would answer to the scheduling of threads, not to slow servers."""
+"""Shorter delays would measure the scheduling of threads instead of slow servers."""
 _STALLED_S = 1.0
 _STALLED_TIMES = 3.0
 
@@ -178,13 +178,13 @@ class Hedging:
                 found.percentile = sorted(found.seconds)[int(_PERCENTILE * len(found.seconds))]
 
     def delay_s(self, kind: Hashable) -> float | None:
-        """Return after how long a request should be hedged: its 95th percentile. ``None``: not known yet."""
+        """Return the delay before a hedge: the 95th percentile. ``None``: not known yet."""
         found = self._kinds.get(kind)
         percentile = None if found is None else found.percentile
         return None if percentile is None else max(percentile, _MIN_S)
 
     def stalled_s(self, kind: Hashable) -> float:
-        """Return after how long a server counts as stalled, so that another is asked whatever the budget."""
+        """Return after how long a server counts as stalled: another is then tried, whatever the budget."""
         return max(_STALLED_TIMES * (self.delay_s(kind) or 0.0), _STALLED_S)
 
     def take(self) -> bool:

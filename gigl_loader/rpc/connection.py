@@ -212,7 +212,8 @@ class Connection:
         """Of calls under way."""
         self._counts = asdict(WireCounts())
         self.on_membership: Callable[[int], None] | None = None
-        """Called with the version of the membership that a reply told, where replies tell one."""
+        """Called with each new version of the membership in a reply, where replies tell one."""
+        self._heard = 0
 
     def counts(self) -> WireCounts:
         """Return what was sent and received since the connection was made."""
@@ -365,7 +366,8 @@ class Connection:
         left = max(deadline - time.monotonic(), 0.001)
         refused, nbytes, membership = client.call(connection.header, request, left)
         self._contact = Contact.ESTABLISHED if not refused else self._contact
-        if membership and self.on_membership is not None:
+        if membership not in (0, self._heard) and self.on_membership is not None:
+            self._heard = membership
             self.on_membership(membership)
         reply = ReplyStream(client, nbytes, connection.scratch)
         if refused:

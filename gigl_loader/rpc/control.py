@@ -86,11 +86,13 @@ class ControlClient:
         self._channel = control_channel(endpoint, caller, _MESSAGE_SIZES)
         self._metadata = caller.headers
 
-    def describe(self, timeout_s: float) -> Any:
-        return self._call("Describe", timeout_s)
+    def describe(self, timeout_s: float) -> messages.Description:
+        reply: messages.Description = self._call("Describe", timeout_s)
+        return reply
 
-    def stats(self, timeout_s: float) -> Any:
-        return self._call("Stats", timeout_s)
+    def stats(self, timeout_s: float) -> messages.Statistics:
+        reply: messages.Statistics = self._call("Stats", timeout_s)
+        return reply
 
     def _call(self, name: str, timeout_s: float) -> Any:
         request, reply = METHODS[name]
@@ -138,11 +140,11 @@ class ClusterView:
     servers: tuple[Endpoint, ...]
     """Servers known so far, by rank, this one included."""
     membership: int
-    """Version of ``servers``: of two views, that with the higher version is newer. 0: not told."""
+    """Version of ``servers``: the view with the higher version is newer. 0: not sent."""
     away: frozenset[str]
     """Control addresses of ``servers`` that did not answer this one lately."""
     incarnation: int
-    """Tells a server that was started again from the one before. 0: not told."""
+    """Changes with each start of the server. 0: not sent."""
     ready: bool
     reason: str
     """Why the server is not ready, as text."""
@@ -252,7 +254,7 @@ _WORDS: Mapping[grpc.StatusCode, str] = {
         "--listen, by default the one before"
     ),
 }
-"""Texts that say more than those of gRPC."""
+"""Texts in place of those of gRPC, which say less."""
 
 _NO_GRPC = "Expected SETTINGS frame as the first frame"
 _PLAIN_WORDS = {

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
     from gigl_loader.rpc.endpoint import Endpoint
 
-__all__ = ["Caller", "Credentials", "SslParts", "authorization", "new_token"]
-
 
 class SslParts(NamedTuple):
     """PEM for a connection over TLS, in gRPC's order."""
@@ -68,7 +66,7 @@ class Caller:
     key: bytes = field(default=b"", repr=False)
     """PEM, not encrypted."""
     authority: str = ""
-    """PEM of trusted authorities. Empty: those an endpoint publishes, else those of this machine."""
+    """PEM of trusted authorities. Empty: the authorities that an endpoint publishes, else this machine's."""
     tls: bool = False
     """Use TLS. Implied by an authority or a certificate."""
     insecure: bool = False

@@ -114,18 +114,18 @@ def encode_graph_request(inquiry: Inquiry, graph: str, *, wire: int = 0) -> byte
     ``wire`` is the version agreed upon with the service. 0: the newest of this build.
     """
     if isinstance(inquiry, ManifestRequest | FileRequest):
-        return _document(wire, _about_files(inquiry, graph))
+        return request_document(wire, _about_files(inquiry, graph))
     about = {"graph": graph, "node_type": inquiry.node_type}
     if isinstance(inquiry, IdsRequest):
-        return _document(wire, {**about, "ask": "ids"}, rows=_narrow(inquiry.positions))
+        return request_document(wire, {**about, "ask": "ids"}, rows=narrowed(inquiry.positions))
     if isinstance(inquiry, LocateRequest):
-        return _document(wire, {**about, "ask": "locate"}, ids=inquiry.ids)
+        return request_document(wire, {**about, "ask": "locate"}, ids=inquiry.ids)
     if isinstance(inquiry, TextsRequest):
-        return _document(wire, {**about, "ask": "texts"}, rows=_narrow(inquiry.ids))
+        return request_document(wire, {**about, "ask": "texts"}, rows=narrowed(inquiry.ids))
     if isinstance(inquiry, FindTextsRequest):
-        return _document(wire, {**about, "ask": "find_texts"}, **text_arrays(inquiry.texts))
+        return request_document(wire, {**about, "ask": "find_texts"}, **text_arrays(inquiry.texts))
     span = {"first": str(inquiry.first), "count": str(inquiry.count)}
-    return _document(wire, {**about, "ask": "list", **span})
+    return request_document(wire, {**about, "ask": "list", **span})
 
 
 def _about_files(inquiry: ManifestRequest | FileRequest, graph: str) -> dict[str, str]:
@@ -137,7 +137,7 @@ def _about_files(inquiry: ManifestRequest | FileRequest, graph: str) -> dict[str
 
 def encode_frame_request(handle: bytes, *, wire: int = 0) -> bytes:
     """Return the request for the frame behind a handle. ``wire`` as in ``encode_graph_request``."""
-    return _document(wire, {"ask": "frame", "handle": handle.hex()})
+    return request_document(wire, {"ask": "frame", "handle": handle.hex()})
 
 
 def frame_handle(ticket: bytes) -> bytes | None:
@@ -182,7 +182,7 @@ def read(fields: RequestReader, schema: GraphSchema, graph: str) -> Inquiry:
 
 
 def _file(fields: RequestReader) -> FileRequest:
-    """Read a request for a file. Whether there is such a file, and so many bytes, the service checks."""
+    """Read a request for a file. The service checks that the file exists and has these bytes."""
     first, count = fields.number("first", 0, 2**63), fields.number("count", 1, 2**63)
     if count > MAX_FILE_BYTES:
         raise Refusal(
@@ -242,11 +242,14 @@ def _check_count(count: int, limit: int) -> None:
         raise Refusal(RefusalKind.TOO_LARGE, f"{count} nodes in one request; at most {limit} are answered")
 
 
-def _document(wire: int, entries: Mapping[str, str], **arrays: npt.NDArray[Any]) -> bytes:
+def request_document(wire: int, entries: Mapping[str, str], **arrays: npt.NDArray[Any]) -> bytes:
+    """Return a request of these entries and arrays. ``wire`` as in ``encode_graph_request``."""
     specs = {name: spec_of(array) for name, array in arrays.items()}
     layout = Layout.plan(specs, {"wire": str(wire or newest_wire()), **entries})
-    return layout.header + b"".join(arrays[name].tobytes() for name in layout.specs)
+    return b"".join([layout.header, *(arrays[name].tobytes() for name in layout.specs)])
 
 
-def _narrow(positions: Int64Array) -> npt.NDArray[Any]:
-    return positions.astype(np.int32) if not len(positions) or positions.max() < 2**31 else positions
+def narrowed(positions: Int64Array) -> npt.NDArray[Any]:
+    """Return positions, int64 [N], as int32 where they fit."""
+    narrow = not len(positions) or (int(positions.min()) >= 0 and int(positions.max()) < 2**31)
+    return positions.astype(np.int32) if narrow else positions

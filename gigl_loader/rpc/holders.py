@@ -1,4 +1,4 @@
-"""Holders of partitions: which servers have which, which of them answer, and the order to ask them in."""
+"""Holders of partitions: the servers that have each, which of them respond, and the order to try them in."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Holders:
         return self._endpoints
 
     def update(self, endpoints: Iterable[Endpoint]) -> None:
-        """Use these servers from now on. What is known of servers that stay is kept."""
+        """Replace the servers. The failures of servers that stay are kept."""
         with self._lock:
             before = {each.control_address: each.incarnation for each in self._endpoints}
             self._endpoints = tuple(endpoints)
@@ -70,10 +70,10 @@ class Holders:
                     del self._avoided[address]
 
     def of(self, partition: int | None) -> tuple[Endpoint, ...]:
-        """Return the holders of a partition in the order to ask them in. ``None``: all servers.
+        """Return the holders of a partition in the order to try them in. ``None``: all servers.
 
-        Holders that failed lately come last, those first that may be tried again soonest. A holder that is
-        due to be tried again takes its place for this one call.
+        Holders that failed lately come last, ordered by when they may be tried again. A holder whose pause is
+        over takes its ranked place for this one call.
         """
         with self._lock:
             order = self._orders.get(partition)
@@ -133,7 +133,7 @@ class Holders:
 def rendezvous_order(names: Iterable[str], *key: str) -> list[str]:
     """Return ``names`` by descending weight, a hash of name and key (highest random weight hashing).
 
-    Adding or removing a name leaves the order of the others as it was.
+    Adding or removing a name does not change the order of the other names.
     """
     text = "\0".join(key)
 

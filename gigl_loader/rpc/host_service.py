@@ -27,7 +27,7 @@ _EARNED_S = 600.0
 _PAUSES_S = (0.1, 1.0, 5.0)
 """Pauses between attempts to start a process, where the system lacks memory, descriptors or processes."""
 _PORT_WAIT_S = 5.0
-"""A port that is taken is tried again for so long, but no longer than a quarter of the start's timeout."""
+"""Time for which a port in use is tried again; at most a quarter of the timeout of the start."""
 _LEAVE_S = 3.0
 _JOIN_S = 5.0
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import grpc
@@ -21,48 +20,20 @@ from gigl_loader.rpc.versions import BuildVersions
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from gigl_loader.rpc import graph_store_pb2 as messages
     from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
 
 _LOOK_S = 2.0
-"""For a handshake that says what a failed call does not."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Description:
-    """Description of a peer, as the peer sent it."""
-
-    version: str
-    wire: int
-    """Version of requests that was agreed upon."""
-    graph: str
-    """Digest."""
-    partitions: tuple[int, ...]
-    data_port: int
-    pid: int
-    uptime_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerStats:
-    """Counters of a peer since its start. Seconds are CPU time."""
-
-    cpu_s: float
-    """Of the whole process."""
-    sampling_s: float
-    gathering_s: float
-    calls: int
-    bytes_in: int
-    bytes_out: int
-    refused: int
+"""Timeout of a TLS handshake that finds out why a call failed."""
 
 
 class HoldsOthers(ValueError):
-    """A peer holds other partitions than its endpoint says: those of a storage server may change."""
+    """A peer holds other partitions than its endpoint says. A storage server may gain and lose partitions."""
 
 
-def check_peer(endpoint: Endpoint, caller: Caller, *, digest: str, timeout_s: float) -> Description:
-    """Return the description of a peer whose ports both respond, and which has the expected graph.
+def check_peer(endpoint: Endpoint, caller: Caller, *, digest: str, timeout_s: float) -> messages.Description:
+    """Return how a peer describes itself, whose ports both respond, and which has the expected graph.
 
     ``digest`` is that of the local graph. Raises ``StorageUnavailable`` where the peer cannot be reached, and
     ``ValueError`` where waiting cannot help: a wrong token, an invalid certificate, another graph, another
@@ -83,15 +54,7 @@ def check_peer(endpoint: Endpoint, caller: Caller, *, digest: str, timeout_s: fl
             f"{endpoint} holds partitions {list(found.partitions)}, not {list(endpoint.partitions)}"
         )
     _ping(endpoint, caller, digest, wire, _left(deadline))
-    return Description(
-        version=found.version,
-        wire=wire,
-        graph=found.graph,
-        partitions=tuple(found.partitions),
-        data_port=found.data_port,
-        pid=found.pid,
-        uptime_s=found.uptime_s,
-    )
+    return found
 
 
 def check_data_port(endpoint: Endpoint, caller: Caller, *, digest: str, timeout_s: float) -> None:
@@ -101,11 +64,10 @@ def check_data_port(endpoint: Endpoint, caller: Caller, *, digest: str, timeout_
     _ping(endpoint, caller, digest, endpoint.wire_version, _left(deadline))
 
 
-def peer_stats(endpoint: Endpoint, caller: Caller, *, timeout_s: float) -> PeerStats:
-    """Return the counters of a peer. Raises ``StorageUnavailable`` or ``ValueError``, as ``check_peer``."""
+def peer_stats(endpoint: Endpoint, caller: Caller, *, timeout_s: float) -> messages.Statistics:
+    """Return the counters of a peer since its start. Raises as ``check_peer``."""
     with ControlClient.connected(endpoint, caller) as client, _rpc_errors(endpoint, caller):
-        found = client.stats(timeout_s)
-    return PeerStats(**{name: getattr(found, name) for name in PeerStats.__slots__})
+        return client.stats(timeout_s)
 
 
 def _left(deadline: float) -> float:

@@ -111,7 +111,7 @@ class Retry(Enum):
 
 
 class Contact(Enum):
-    """How far the caller and a service know each other. It decides what unmarked faults mean."""
+    """Whether a caller has reached a service before. It decides what unmarked faults mean."""
 
     FIRST = "first"
     """No call to this address has succeeded: it may be the wrong one."""
@@ -167,7 +167,7 @@ FAULT_RULES: tuple[FaultRule, ...] = (
     FaultRule(FaultKind.RING, Retry.AGAIN, NoRing),
     FaultRule(FaultKind.RING_ELSEWHERE, Retry.AGAIN, NoRing, first=RingRefused),
 )
-"""What callers do about each fault. The reader of docs/faults.md sees the same rows in the same order."""
+"""How callers handle each fault. docs/faults.md has the same rows in the same order."""
 
 _RULES = {rule.kind: rule for rule in FAULT_RULES}
 _RETRIES: dict[type[BaseException], Retry] = {

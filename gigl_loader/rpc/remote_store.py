@@ -145,7 +145,7 @@ class RemoteStore:
         return fetch_edges(self._connection, self._envelope(), edge_type, self._schema)
 
     def _sample_in_pieces(self, request: NeighborRequest | InducedRequest, most: int) -> Neighbors:
-        """Send requests for at most so many targets, one after the other."""
+        """Send requests for at most ``most`` targets each, one after the other."""
         targets = request.targets
         pieces = [request]
         if len(targets) > most:
@@ -201,7 +201,7 @@ def replicated_stores(
 def fetch_edges(
     connection: ReplicaConnection, envelope: Envelope, edge_type: EdgeType, schema: GraphSchema
 ) -> EdgeList:
-    """Return all edges of a type in one partition, by ascending edge id, a list after the other."""
+    """Return all edges of a type in one partition, by ascending edge id. Fetches list after list."""
     lists: list[EdgeList] = []
     first = 0
     while True:

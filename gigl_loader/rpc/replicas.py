@@ -70,7 +70,7 @@ class ReplicaCall(Generic[Result]):
             deadline=self._deadline,
         )
         self._queue: deque[Endpoint] = deque()
-        """Holders of this round that were not asked yet, in order."""
+        """Holders of this round that were not tried yet, in order."""
         self._look_at = 0.0
         """When to look for a holder again, after none was left (monotonic)."""
         self._errors: dict[str, tuple[Endpoint, Exception]] = {}
@@ -108,7 +108,7 @@ class ReplicaCall(Generic[Result]):
     def _start(self, now: float) -> _Attempt | None:
         """Start an attempt at the next holder, in a thread. Return it where it has ended.
 
-        The only holder is asked in this thread: no other could take over.
+        A sole holder is tried in this thread: no other holder could take over.
         """
         call = self._call
         if not self._queue:
@@ -187,7 +187,7 @@ class ReplicaCall(Generic[Result]):
             return False
         if not isinstance(error, AttemptFailed) and retry_of(error) not in (Retry.AGAIN, Retry.ELSEWHERE):
             raise error
-        self._look_at = 0.0  # The holder may be asked again.
+        self._look_at = 0.0  # The holder may be tried again.
         self._note(ended, error)
         self._replicas.holders.failed(ended.holder, str(error))
         if self._refused_by_all():
@@ -334,7 +334,7 @@ def _add(sums: dict[str, WireCounts], traffic: Mapping[str, WireCounts]) -> None
 
 
 class ReplicaConnection:
-    """Connection to the holders of one partition. Thread-safe. It is used as a ``Connection`` is."""
+    """Connection to the holders of one partition. Thread-safe."""
 
     def __init__(self, replicas: Replicas, partition: int | None) -> None:
         """Use ``Replicas.connection``."""
@@ -347,7 +347,7 @@ class ReplicaConnection:
         self.closed = threading.Event()
 
     def call(self, request: bytes, read: Callable[[ReplyStream], Result]) -> Result:
-        """Send a request to a holder, and return ``read(chunks)`` for the chunks of its reply.
+        """Send a request to a holder, and return ``read(reply)``.
 
         ``read`` may run several times, in several threads at once: what it writes to must allow that.
         Raises ``StorageUnavailable`` with every holder and its last error if none answered in time. Errors
@@ -427,7 +427,7 @@ class ReplicaConnection:
 
     @property
     def what(self) -> str:
-        """What the servers hold, for messages."""
+        """Name of the data that the servers hold, for messages."""
         return "the graph" if self.partition is None else f"partition {self.partition}"
 
 

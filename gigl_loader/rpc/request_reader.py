@@ -12,24 +12,13 @@ from gigl_loader.arrays import Bytes, Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.native import check_stop, texts_at
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
-from gigl_loader.rpc.versions import WIRE_VERSION, check_draws, serves_wire, wire_range
+from gigl_loader.rpc.versions import check_draws, serves_wire, wire_range
 from gigl_loader.strict_json import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from gigl_loader.tensors import Layout
-
-__all__ = [
-    "MAX_HEADER_BYTES",
-    "TEXT_ARRAYS",
-    "WIRE_VERSION",
-    "RequestReader",
-    "are_names",
-    "known_name",
-    "text_arrays",
-    "texts_of",
-]
 
 TEXT_ARRAYS = ("bytes", "offsets")
 

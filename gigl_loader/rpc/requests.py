@@ -19,16 +19,14 @@ from gigl_loader.arrays import Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.native import draws
 from gigl_loader.rpc import graph_requests
-from gigl_loader.rpc.graph_requests import Inquiry
+from gigl_loader.rpc.graph_requests import Inquiry, narrowed, request_document
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.request_reader import (
     MAX_HEADER_BYTES,
-    WIRE_VERSION,
     RequestReader,
     are_names,
     known_name,
 )
-from gigl_loader.rpc.versions import newest_wire
 from gigl_loader.sampling.store import (
     MAX_TREES,
     POSITION_MASK,
@@ -39,28 +37,11 @@ from gigl_loader.sampling.store import (
     InducedRequest,
     NeighborRequest,
 )
-from gigl_loader.tensors import Layout, spec_of
+from gigl_loader.tensors import Layout
 
 if TYPE_CHECKING:
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType, NodeType
-
-__all__ = [
-    "MAX_INDUCED_NODES",
-    "MAX_LISTED_EDGES",
-    "MAX_REQUEST_BYTES",
-    "WIRE_VERSION",
-    "EdgeListRequest",
-    "Envelope",
-    "PartitionRequest",
-    "Ping",
-    "Request",
-    "SplitRequest",
-    "check_size",
-    "encode",
-    "encode_ping",
-    "parse",
-]
 
 MAX_REQUEST_BYTES = 64 << 20
 """A larger request is refused. This one holds 16 million positions; callers split larger ones."""
@@ -100,7 +81,7 @@ class Ping:
 PartitionRequest: TypeAlias = (
     NeighborRequest | InducedRequest | EdgeRequest | EdgeListRequest | FeatureRequest | SplitRequest
 )
-"""What a store asks of one partition."""
+"""Request of a store to one partition."""
 
 Request: TypeAlias = PartitionRequest | Ping
 """Request about one partition. An ``Inquiry`` is about the whole graph."""
@@ -133,8 +114,8 @@ def encode(envelope: Envelope, request: PartitionRequest, schema: GraphSchema) -
             **({} if request.rule.weight is None else {"weight": request.rule.weight}),
             **({} if request.rule.time is None else {"time": request.rule.time}),
         }
-        targets = _relative(request.targets & POSITION_MASK, first)
-        trees = {"trees": _relative(request.targets >> TREE_SHIFT, 0)} if request.disjoint else {}
+        targets = narrowed((request.targets & POSITION_MASK) - first)
+        trees = {"trees": narrowed(request.targets >> TREE_SHIFT)} if request.disjoint else {}
         if request.tree_times is not None:
             trees["tree_times"] = request.tree_times
         return _document(envelope, "neighbors", arguments, targets, **trees)
@@ -143,7 +124,7 @@ def encode(envelope: Envelope, request: PartitionRequest, schema: GraphSchema) -
             known_name(request.kind, schema.nodes, "node type")
         first = schema.nodes[request.kind].bounds[part] if isinstance(request.kind, str) else 0
         arguments = {"kind": _as_json(request.kind), "columns": _as_json(tuple(request.columns))}
-        return _document(envelope, "rows", arguments, _relative(request.rows, first))
+        return _document(envelope, "rows", arguments, narrowed(request.rows - first))
     if isinstance(request, InducedRequest):
         known_name(request.edge_type, schema.edges, "edge type")
         first = schema.nodes[schema.target_type(request.edge_type)].bounds[part]
@@ -153,14 +134,14 @@ def encode(envelope: Envelope, request: PartitionRequest, schema: GraphSchema) -
             "flags": _as_json(tuple(name for name, flag in wanted if flag)),
             **({} if request.weight is None else {"weight": request.weight}),
         }
-        targets = _relative(request.targets, first)
-        return _document(envelope, "induced", arguments, targets, nodes=_relative(request.nodes, 0))
+        targets = narrowed(request.targets - first)
+        return _document(envelope, "induced", arguments, targets, nodes=narrowed(request.nodes))
     if isinstance(request, EdgeRequest):
         known_name(request.edge_type, schema.lists, "edge type")
         first = schema.nodes[schema.target_type(request.edge_type)].bounds[part]
         arguments = {"edge_type": _as_json(request.edge_type)}
-        targets = _relative(request.targets, first)
-        return _document(envelope, "contains", arguments, targets, neighbors=_relative(request.neighbors, 0))
+        targets = narrowed(request.targets - first)
+        return _document(envelope, "contains", arguments, targets, neighbors=narrowed(request.neighbors))
     if isinstance(request, EdgeListRequest):
         known_name(request.edge_type, schema.lists, "edge type")
         span = {"first": str(request.first), "count": str(request.count)}
@@ -185,16 +166,9 @@ def _document(
     rows: npt.NDArray[Any] | None = None,
     **others: npt.NDArray[Any],
 ) -> bytes:
-    who = {
-        "wire": str(envelope.wire or newest_wire()),
-        "graph": envelope.graph,
-        "partition": str(envelope.partition),
-    }
+    who = {"graph": envelope.graph, "partition": str(envelope.partition), "ask": kind}
     arrays = others if rows is None else {"rows": rows, **others}
-    layout = Layout.plan(
-        {name: spec_of(array) for name, array in arrays.items()}, {**who, "ask": kind, **arguments}
-    )
-    return b"".join([layout.header, *(arrays[name].tobytes() for name in layout.specs)])
+    return request_document(envelope.wire, {**who, **arguments}, **arrays)
 
 
 def check_size(nbytes: int) -> None:
@@ -432,9 +406,3 @@ def _edge_type(value: object, schema: GraphSchema, known: Collection[EdgeType] |
     edge_type = (source, relation, destination)
     known_name(edge_type, schema.edges if known is None else known, "edge type")
     return edge_type
-
-
-def _relative(rows: Int64Array, first: int) -> npt.NDArray[Any]:
-    relative = rows - first
-    narrow = not len(rows) or (int(relative.min()) >= 0 and int(relative.max()) < 2**31)
-    return relative.astype(np.int32) if narrow else relative

@@ -15,8 +15,6 @@ import struct
 
 from gigl_loader.rpc.refusals import Contact, FaultKind, RingRefused, rule_of
 
-__all__ = ["CHANNEL_BYTES", "RESPONSE_NONE", "RESPONSE_RING", "RingRefused", "peer_uid", "receive_ring"]
-
 CHANNEL_BYTES = 16
 RESPONSE_RING = b"\1"
 """Response with a descriptor."""

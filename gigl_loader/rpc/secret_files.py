@@ -32,7 +32,7 @@ class FileWatch:
         self._seen = self._look()
 
     def changed(self) -> bool:
-        """Return whether a file differs from when this was last asked: inode, size, times or mode."""
+        """Return whether a file changed since the last call: its inode, size, times or mode."""
         before, self._seen = self._seen, self._look()
         return before != self._seen
 
@@ -55,7 +55,7 @@ class Renewed(Generic[Value]):
     def latest(self) -> Value:
         """Return what the files hold now: the same object where they did not change.
 
-        Files that cannot be used are told once in the log, and the value before stays.
+        Files that cannot be used are logged once, and the previous value stays.
         """
         with self._lock:  # A thread whose call was refused waits for the one that reads.
             if self._watch.changed():
@@ -126,7 +126,7 @@ def naming(*paths: str | os.PathLike[str]) -> Iterator[None]:
 def secret_in(path: str | os.PathLike[str] | None) -> bytes:
     """Return the text in a file, as ``pem_in``. Logs a warning if other users can read or write the file."""
     if path is not None and _may_be_secret(str(path)) and not os.path.exists(path):
-        # Not with the text: whoever gave a secret in place of its file must not find it in a log.
+        # Without the text: it may be a secret that was given in place of its file, and errors are logged.
         raise ValueError(
             f"a token or key is given by the path of its file, and a text of {len(str(path))} characters "
             "names none"

@@ -62,7 +62,7 @@ _MAX_DIGITS = 19
 _MAX_DAMAGED = 3  # Attempts of one call, where each was damaged.
 _ANEW_S = 0.25  # Age from which a connection is left for a new one.
 _CERTAIN_S = 0.7
-"""Pause before a mistake that no server of this library told is looked at again: it may be damage."""
+"""Pause before an unmarked refusal is checked by a second call: the first may have been damaged."""
 _OPTIONS = [
     ("grpc.max_receive_message_length", 32 << 20),
     ("grpc.max_send_message_length", 32 << 20),
@@ -94,7 +94,7 @@ class StoreClient:
     ) -> None:
         """Connects at the first call. Without ``job``, the server accepts only ``cluster`` and ``load``.
 
-        ``on_membership`` is called with the version of the membership that a reply tells. It must not block.
+        ``on_membership`` is called with each new version of the membership in a reply. It must not block.
         ``contact``: whether a call to this address has succeeded before.
         """
         self.endpoint = endpoint
@@ -102,6 +102,8 @@ class StoreClient:
         self._connected_at = 0.0
         self._sends_checksums = False
         self._on_membership = on_membership
+        self._heard = ""
+        """Version of the membership in the last reply that had one."""
         self._job_header = ((JOB_HEADER, job),) if job else ()
         self._closed = False
         self._lock = threading.Lock()
@@ -213,7 +215,8 @@ class StoreClient:
         """Read the version of the membership in the trailers of a reply."""
         if self._on_membership is not None:
             told = header_value(trailers or (), MEMBERSHIP_HEADER)
-            if told.isascii() and told.isdigit() and len(told) <= _MAX_DIGITS:
+            if told != self._heard and told.isascii() and told.isdigit() and len(told) <= _MAX_DIGITS:
+                self._heard = told
                 self._on_membership(int(told))
 
     def error(self, error: grpc.RpcError) -> Exception:
@@ -242,7 +245,7 @@ class StoreClient:
     def adopt(
         self, partition: int, timeout_s: float, *, begin: bool, cluster_key: str = ""
     ) -> messages.AdoptReply:
-        """Have the server take over a partition, with ``begin``, or ask how far that is.
+        """Have the server take over a partition, with ``begin``, or return the progress.
 
         ``cluster_key`` is that of the servers, where they have one. ``ValueError`` without the right to ask,
         and for a partition that the graph does not have.
@@ -264,7 +267,7 @@ class StoreClient:
             channel.close()
 
     def _use(self, caller: Caller) -> None:
-        """Show the token of ``caller`` from now on, and connect anew where its certificates are others."""
+        """Send the token of ``caller`` from now on, and connect anew where its certificates differ."""
         with self._lock:
             before = self._caller if self._channels else None
             self._metadata = (*caller.headers, *self._job_header)
@@ -330,7 +333,7 @@ class StoreClient:
     def _cluster_call(
         self, headers: Sequence[tuple[str, str]], timeout_s: float, *, again: bool = True
     ) -> tuple[Any, Any]:
-        """Return reply and call. A mistake that is no marked refusal is raised when it was found twice."""
+        """Return reply and call. An unmarked refusal for good is raised when it comes twice."""
         request = messages.ClusterRequest()
         metadata = partial(self._headed, "Cluster", request, *headers)
         try:
@@ -379,7 +382,7 @@ class StoreClient:
 
     def _translated(self, error: grpc.RpcError) -> Exception:
         """Return the exception for a failed call."""
-        if lost_its_checksum(error):  # What was refused may be a damaged call.
+        if lost_its_checksum(error):  # The service may have refused a damaged call.
             text = f"{self.endpoint}: the headers of a call lost their checksum on the way"
             found: Exception = rule_of(FaultKind.REPLY).error(text)
         else:
@@ -411,7 +414,7 @@ class StoreClient:
         except grpc.RpcError as error:
             raise self._translated(error) from None
         except ValueError:
-            self._check_open()  # What gRPC raises for a channel that was closed meanwhile.
+            self._check_open()  # gRPC raises it for a channel that was closed meanwhile.
             raise
         self.heard(call.trailing_metadata())
         self.check_reply(name, reply, call.trailing_metadata())

@@ -56,7 +56,7 @@ class Grant:
     digest: tuple[str, ...] = ()
     """Beginnings of the digests of graphs that it may read, of at least 12 hexadecimal digits.
 
-    With neither ``graph`` nor ``digest``, it may read every graph; with both, those that either names."""
+    With neither ``graph`` nor ``digest``, it may read every graph; with both, graphs that either names."""
     jobs: int | None = None
     """Jobs at once on each server."""
     channels: int | None = None
@@ -104,7 +104,7 @@ class Grant:
 
 
 EVERYTHING = Grant()
-"""Grant of a token of which nothing is said."""
+"""Grant of a token without words behind it."""
 
 _NAMES = tuple(each.name for each in fields(Grant))
 

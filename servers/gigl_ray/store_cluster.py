@@ -15,7 +15,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from gigl_loader.errors import StorageUnavailable
-from gigl_loader.rpc.credentials import new_token
+from gigl_loader.rpc.tokens import new_token
 from gigl_ray.store_actor import NAMESPACE, ServerPlan, StoreActor, actor_name, addresses_of
 from gigl_server.config import read_settings
 from gigl_server.local_cluster import count_partitions, deal

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gigl_loader.graph.folder import DiskFolder
 from gigl_loader.graph.manifest import Manifest
-from gigl_loader.rpc.credentials import new_token
+from gigl_loader.rpc.tokens import new_token
 from gigl_server.child import start_storage_server
 from gigl_server.config import read_settings
 

@@ -13,7 +13,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from gigl_loader.rpc.credentials import Credentials, authorization
+from gigl_loader.rpc.credentials import Credentials
+from gigl_loader.rpc.tokens import authorization
 from tests.support.command_line import COMMAND, address_in, line_with
 from tests.support.leftovers import wait_until
 from tests.support.raw_http2 import PREFACE, RawConnection, frame

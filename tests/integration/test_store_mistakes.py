@@ -11,7 +11,7 @@ import pytest
 
 from gigl_client import Caller, RemoteDistDataset
 from gigl_loader.partition import build_graph, tables_from_pyg
-from gigl_loader.rpc.request_reader import WIRE_VERSION
+from gigl_loader.rpc.versions import WIRE_VERSION
 from gigl_server.cluster.peers import JoinRefused
 from gigl_server.config import ServeOptions
 from gigl_server.server import build_storage_server

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gigl_loader.native import DataClient, StreamError, TlsContext, crc32c
-from gigl_loader.rpc.credentials import authorization
+from gigl_loader.rpc.tokens import authorization
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -15,7 +15,7 @@ from gigl_loader.cli import cluster_loads
 from gigl_loader.cli.cluster_loads import Loads, Looker, ServerLoad, tables
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.credentials import Caller
-from gigl_loader.rpc.request_reader import WIRE_VERSION
+from gigl_loader.rpc.versions import WIRE_VERSION
 
 
 def loads(*servers: ServerLoad) -> Loads:

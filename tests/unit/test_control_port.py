@@ -15,9 +15,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gigl_loader.rpc.checksums import CHECKSUM_HEADER, checksum_text
 from gigl_loader.rpc.control import STORE_SERVICE
-from gigl_loader.rpc.credentials import Caller, Credentials, authorization
+from gigl_loader.rpc.credentials import Caller, Credentials
 from gigl_loader.rpc.refusals import Unknown
-from gigl_loader.rpc.tokens import JOB_HEADER
+from gigl_loader.rpc.tokens import JOB_HEADER, authorization
 from gigl_server.admission import Identity, Quota
 from tests.support.leftovers import wait_until
 from tests.support.made import record_made

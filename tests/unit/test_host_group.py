@@ -14,9 +14,10 @@ from gigl_loader.hosts import host_group
 from gigl_loader.hosts.peers import SharedCache
 from gigl_loader.hosts.rendezvous import Rendezvous, check_holdings
 from gigl_loader.partition import build_graph, tables_from_pyg
-from gigl_loader.rpc.credentials import Credentials, new_token
+from gigl_loader.rpc.credentials import Credentials
 from gigl_loader.rpc.host_service import HostService
 from gigl_loader.rpc.peer import check_peer
+from gigl_loader.rpc.tokens import new_token
 from tests.support.pyg_graphs import homogeneous
 from tests.support.thread_ranks import run_ranks
 

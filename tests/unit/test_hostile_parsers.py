@@ -24,7 +24,7 @@ from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.graph_requests import frame_handle
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.replies import parsed
-from gigl_loader.rpc.request_reader import WIRE_VERSION
+from gigl_loader.rpc.versions import WIRE_VERSION
 from gigl_loader.strict_json import read_json
 from gigl_loader.tensors import Layout
 from tests.support.frames import frame_schema

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from gigl_loader.memfile import create_memory, map_memory
-from gigl_loader.rpc.ring_client import RingRefused, receive_ring
+from gigl_loader.rpc.refusals import RingRefused
+from gigl_loader.rpc.ring_client import receive_ring
 from gigl_server.admission import RING_PORT
 from gigl_server.frames import ring as ring_module
 from gigl_server.frames.ring import RingServer

@@ -11,8 +11,9 @@ import pytest
 
 from gigl_loader.errors import FormatError
 from gigl_loader.rpc.certificates import check_dates, check_name, self_signed
-from gigl_loader.rpc.credentials import Caller, Credentials, authorization, new_token
+from gigl_loader.rpc.credentials import Caller, Credentials
 from gigl_loader.rpc.endpoint import Address, Endpoint
+from gigl_loader.rpc.tokens import authorization, new_token
 from tests.support.certificates import Authority
 
 if TYPE_CHECKING:

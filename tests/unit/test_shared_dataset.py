@@ -18,8 +18,9 @@ from gigl_loader import DistDataset, DistNeighborLoader, FormatError, StorageUna
 from gigl_loader.hosts.host_group import HostGroup
 from gigl_loader.hosts.peers import Peers
 from gigl_loader.partition import build_graph, tables_from_pyg
-from gigl_loader.rpc.credentials import Credentials, new_token
+from gigl_loader.rpc.credentials import Credentials
 from gigl_loader.rpc.host_service import HostService
+from gigl_loader.rpc.tokens import new_token
 from gigl_loader.sampling.store import GatherRequest
 from tests.support import slow_peers
 from tests.support.made import record_sources

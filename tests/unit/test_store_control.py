@@ -29,10 +29,10 @@ from gigl_loader.rpc.checksums import (
     message_checksum,
 )
 from gigl_loader.rpc.control import PENDING_HEADER, REFUSAL_HEADER, STORE_METHODS, STORE_SERVICE, is_marked
-from gigl_loader.rpc.credentials import Caller, Credentials, authorization
+from gigl_loader.rpc.credentials import Caller, Credentials
 from gigl_loader.rpc.endpoint import Address, Endpoint
 from gigl_loader.rpc.refusals import Busy, Damaged, Unknown
-from gigl_loader.rpc.tokens import JOB_HEADER, job_key
+from gigl_loader.rpc.tokens import JOB_HEADER, authorization, job_key
 from gigl_loader.sampling.store import WireCounts
 from gigl_server.admission import WATCHES
 from gigl_server.cluster.membership import View

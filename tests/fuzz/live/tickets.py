@@ -20,8 +20,8 @@ from gigl_loader.rpc.graph_requests import (
     encode_frame_request,
     encode_graph_request,
 )
-from gigl_loader.rpc.request_reader import WIRE_VERSION
 from gigl_loader.rpc.requests import Envelope, encode_ping
+from gigl_loader.rpc.versions import WIRE_VERSION
 from tests.fuzz.live.calls import changed
 from tests.fuzz.live.target import CALL_S
 from tests.support.raw_data import RawCaller, Refused, header_of, request_bytes
