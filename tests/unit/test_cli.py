@@ -6,7 +6,9 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 import typer
@@ -16,6 +18,7 @@ import gigl_loader
 from gigl_loader.cli.app import build_app
 from gigl_loader.cli.checkup import Finding, examine
 from gigl_loader.cli.errors import DEBUG_VARIABLE, exit_code, one_line, reported
+from gigl_loader.cli.options import grouped
 from gigl_loader.errors import FormatError, SamplingError
 from tests.support.command_line import run
 
@@ -206,3 +209,25 @@ def test_a_directory_in_the_place_of_a_file_is_the_users_mistake(tmp_path: Path)
         tmp_path.read_bytes()
     assert one_line(raised.value) == f"a directory, not a file: {tmp_path}"
     assert exit_code(raised.value) == 2
+
+
+@dataclass(frozen=True)
+class Size:
+    """A group of options."""
+
+    width: Annotated[int, typer.Option("--width", min=1)] = 3
+    tags: Annotated[list[str], typer.Option("--tag")] = field(default_factory=list)
+
+
+def test_each_field_of_a_group_is_an_option() -> None:
+    seen: list[tuple[str, Size, bool]] = []
+
+    def measure(name: str, *, size: Size, dry: Annotated[bool, typer.Option("--dry")] = False) -> None:
+        seen.append((name, size, dry))
+
+    app = typer.Typer()
+    app.command()(reported(grouped(measure)))
+    for arguments in ([], ["--width", "5", "--tag", "a", "--tag", "b", "--dry"], []):
+        assert CliRunner().invoke(app, ["desk", *arguments]).exit_code == 0
+    assert seen == [("desk", Size(), False), ("desk", Size(5, ["a", "b"]), True), ("desk", Size(), False)]
+    assert CliRunner().invoke(app, ["desk", "--width", "0"]).exit_code == 2
