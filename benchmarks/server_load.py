@@ -152,7 +152,7 @@ def crowd_case(
                 for number in range(loaders)
             ]
             try:
-                counts = _race(opened, seconds)
+                counts = race(opened, seconds)
             finally:
                 for loader in opened:
                     loader.shutdown()
@@ -169,7 +169,7 @@ def crowd_case(
     return case
 
 
-def _race(loaders: list[DistNeighborLoader], seconds: float) -> list[int]:
+def race(loaders: list[DistNeighborLoader], seconds: float) -> list[int]:
     """Return the batches of each loader in ``seconds``, counted from when all have begun."""
     start, stop = threading.Barrier(len(loaders) + 1), threading.Event()
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import stat
 import subprocess
 import sys
+import time
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 from gigl_loader.bench.store import NETWORK
 from gigl_loader.bench.workload import Workload, prepare, training_seeds
 from gigl_loader.graph.graph import Graph
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 TINY = Workload(nodes=400, edges=3_000, dim=4, fanout=(3, 2), batch_size=10, batches=4)
@@ -174,5 +177,23 @@ def test_the_load_of_servers_is_measured(script: Any, tmp_path: Path) -> None:
     (crowd,) = load.crowd_case(graph, seeds, TINY, loaders=3, prefetch=2, seconds=0.5)().values()
     assert crowd["loaders"] == 3
     assert 0 < crowd["slowest_over_mean"] <= 1
-    with pytest.raises(IndexError):  # A loader that fails ends the race with its error.
-        load.crowd_case(graph, np.array([10**6]).repeat(40), TINY, loaders=2, seconds=60)()
+
+
+class _Loader:
+    """A loader whose epochs have one batch, or fail."""
+
+    def __init__(self, *, broken: bool = False) -> None:
+        self._broken = broken
+
+    def __iter__(self) -> Iterator[int]:
+        if self._broken:
+            raise ZeroDivisionError
+        time.sleep(0.001)  # Lets the other thread run.
+        yield 1
+
+
+def test_a_loader_that_fails_ends_the_race_with_its_error(script: Any) -> None:
+    race = script("server_load").race
+    assert min(race([_Loader(), _Loader()], 0.2)) > 0
+    with pytest.raises(ZeroDivisionError):
+        race([_Loader(), _Loader(broken=True)], 60)
