@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -39,7 +40,7 @@ void DataClient::Connect(double timeout_s) {
     const Patience share{Clock::now() + left / static_cast<int>(addresses.size() - i), left};
     Descriptor made(socket(addresses[i].address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!made) {
-      reason = std::strerror(errno);
+      reason = std::generic_category().message(errno);
       continue;
     }
     const int started = connect(made.get(), reinterpret_cast<const sockaddr*>(&addresses[i].address), addresses[i].size);
@@ -51,7 +52,7 @@ void DataClient::Connect(double timeout_s) {
       if (cancelled_) stream_->Cancel();
     }
     if (failure != 0 && failure != EINPROGRESS) {
-      reason = std::strerror(failure);
+      reason = std::generic_category().message(failure);
       continue;
     }
     try {

@@ -295,7 +295,8 @@ void DataConnections::Drop(const HeldConnection& connection, std::string_view re
 }
 
 void DataConnections::DropLocked(Pool& pool, const HeldConnection& connection, std::string_view reason) {
-  const HeldConnection held = connection;  // may be a reference into a map
+  // `connection` may be a reference to the entry that is erased.
+  const HeldConnection held = connection;  // NOLINT(performance-unnecessary-copy-initialization)
   if (pool.connections.erase(held->id) == 0) return;
   if (!reason.empty()) Note(held->peer, reason);
   epoll_ctl(pool.poller.get(), EPOLL_CTL_DEL, held->stream.fd(), nullptr);
