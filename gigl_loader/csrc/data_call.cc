@@ -40,14 +40,14 @@ bool DataCall::Gone() const {
 }
 
 bool DataCall::Cancel() {
-  const std::lock_guard lock(releasing_);
+  const MutexLock lock(releasing_);
   if (!connection_) return false;
   connection_->stream.Cancel();
   return true;
 }
 
 HeldConnection DataCall::Release() {
-  const std::lock_guard lock(releasing_);
+  const MutexLock lock(releasing_);
   return std::exchange(connection_, nullptr);
 }
 

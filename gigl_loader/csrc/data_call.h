@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -13,6 +12,7 @@
 #include "data_connections.h"
 #include "data_stream.h"
 #include "data_wire.h"
+#include "mutex.h"
 
 namespace gigl {
 
@@ -58,7 +58,7 @@ class DataCall {
   HeldConnection Release();
 
   const std::shared_ptr<DataConnections> connections_;
-  std::mutex releasing_;       // held while `connection_` is released, and by Cancel
+  Mutex releasing_;            // held while `connection_` is released, and by Cancel
   HeldConnection connection_;  // null once it was handed back
   const HeldConnection subject_;
   const RequestHead head_;
