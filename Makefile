@@ -38,7 +38,7 @@ INPUTS := pyproject.toml constraints.txt $(wildcard gigl_loader/csrc/*)
 # Where an environment forbids bytecode, each interpreter that tests start would compile this project: 0.3 s.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all test-slice lint types fast unit bench docs sanitize sanitize-address sanitize-thread fuzz fuzz-port chaos torch-versions format clean
+.PHONY: demo test test-all test-slice lint lint-native types fast unit bench docs sanitize sanitize-address sanitize-thread fuzz fuzz-port chaos torch-versions format clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/gigl-loader demo --mode graph-store $(DEMO)
@@ -58,8 +58,31 @@ test-slice: $(VENV)/.installed-test
 	$(RUN_TESTS) -m slow --slice $(SLICE)/$(SLICES) $(PYTEST)
 
 lint: $(VENV)/.installed-test
+	+@$(MAKE) --no-print-directory -j$(JOBS) lint-native
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+# Warnings of the C++ sources, those of locks among them, and the checks of .clang-tidy. A file is looked at again when
+# it changes. Bindings are left out: the headers of nanobind lie in the environment of the build alone.
+LINT_FLAGS := -std=c++20 -Wall -Wextra -Wthread-safety
+LINT_WITH := $(shell command -v clang-tidy || command -v clang++)
+LINT_SOURCES := $(filter-out %/bindings.cc $(wildcard gigl_loader/csrc/bind_*.cc),$(wildcard gigl_loader/csrc/*.cc))
+
+ifdef LINT_WITH
+lint-native: $(LINT_SOURCES:%.cc=build/lint/%.done)
+else
+lint-native:
+	@echo "C++ is not linted: neither clang-tidy nor clang++ is installed (apt-get install clang-tidy)"
+endif
+
+build/lint/%.done: %.cc .clang-tidy $(wildcard gigl_loader/csrc/*.h)
+	@mkdir -p $(@D)
+ifeq ($(notdir $(LINT_WITH)),clang-tidy)
+	@$(LINT_WITH) --quiet $< -- $(LINT_FLAGS) 2>$@.log || { cat $@.log; exit 1; }
+else
+	@$(LINT_WITH) -fsyntax-only -Werror $(LINT_FLAGS) $<
+endif
+	@touch $@
 
 types: $(VENV)/.installed-test
 	$(BIN)/mypy
@@ -122,7 +145,7 @@ $(SANITIZE_VENV)/.installed: $(INPUTS)
 	[ -x $(SANITIZE_BIN)/python ] || $(PYTHON) -m venv $(SANITIZE_VENV)
 	$(SANITIZE_BIN)/python $(PIP_INSTALL) $(NATIVE_TEST_NEEDS)
 	$(SANITIZE_BIN)/python $(PIP_INSTALL) --no-deps -e . \
-	  -C build-dir=build/sanitize -C cmake.define.GIGL_SANITIZE=ON -C install.strip=false
+	  -C build-dir=build/sanitize -C cmake.define.GIGL_SANITIZE=ON -C cmake.define.GIGL_WERROR=ON -C install.strip=false
 	@touch $@
 
 # The data port as a program of its own: no interpreter hides its threads from ThreadSanitizer, or its code from
@@ -130,7 +153,7 @@ $(SANITIZE_VENV)/.installed: $(INPUTS)
 PORT_SOURCES := $(wildcard gigl_loader/csrc/data_*.cc) \
   $(addprefix gigl_loader/csrc/,crc32c.cc listening.cc openssl.cc resolver.cc stop.cc tls.cc) tests/fuzz/tls_peer.cc
 PORT_HEADERS := $(wildcard gigl_loader/csrc/*.h tests/fuzz/*.h)
-PORT_FLAGS := -std=c++20 -O1 -g -fno-omit-frame-pointer -Wall -Wextra -Wno-unused-parameter
+PORT_FLAGS := -std=c++20 -O1 -g -fno-omit-frame-pointer -Wall -Wextra
 PORT_LIBRARIES := -l:libssl.so.3 -l:libcrypto.so.3 -ldl -pthread
 CLANGXX ?= clang++
 

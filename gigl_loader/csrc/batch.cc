@@ -51,7 +51,7 @@ void BatchEdges::Remove(std::span<const int64_t> removed) {
   }
 }
 
-Batch::Batch(std::vector<NodeTypePlan> node_types, const std::vector<EdgeEnds>& edge_types, Collect collect,
+Batch::Batch(const std::vector<NodeTypePlan>& node_types, const std::vector<EdgeEnds>& edge_types, Collect collect,
              bool disjoint, bool induced)
     : wanted_(collect), collect_(collect), disjoint_(disjoint), induced_(induced) {
   if (induced && disjoint) throw std::invalid_argument("an induced batch has no disjoint trees");

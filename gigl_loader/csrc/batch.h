@@ -115,7 +115,7 @@ struct BatchEdges {
 class Batch {
  public:
   // Throws std::invalid_argument for an induced batch of disjoint trees.
-  Batch(std::vector<NodeTypePlan> node_types, const std::vector<EdgeEnds>& edge_types, Collect collect,
+  Batch(const std::vector<NodeTypePlan>& node_types, const std::vector<EdgeEnds>& edge_types, Collect collect,
         bool disjoint = false, bool induced = false);
 
   // Starts over with these seeds, one group after the other; those that repeat collapse. Throws

@@ -32,7 +32,7 @@ HopDraw CheckedDraw(uint64_t key, uint32_t address, int hop, const DrawRule& rul
                     std::span<const int64_t> targets) {
   Require(address < (1u << 24), "an address has 24 bits");
   Require(hop >= 0 && hop < 254, "a hop lies in [0, 254)");
-  if (!rule.timed) return {key, address, hop, rule, disjoint};
+  if (!rule.timed()) return {key, address, hop, rule, disjoint};
   Require(disjoint && times, "a timed rule needs disjoint trees and their tree_times");
   RequireTimes(targets, Span(*times));
   return {key, address, hop, rule, disjoint, Span(*times)};
@@ -103,19 +103,16 @@ void BindAdjacency(nb::module_& m) {
   nb::class_<DrawRule>(m, "DrawRule")
       .def("__init__",
            [](DrawRule* self, int32_t fanout, bool replace, bool weighted, bool labor, bool timed, bool last) {
-             Require(fanout >= -1, "a fanout is -1, 0 or positive");
-             Require(!labor || (!replace && !weighted && !timed), "LABOR has no replacement, no weights and no times");
-             Require(!last || (timed && !replace), "the last entries are those of a timed rule without replacement");
-             new (self) DrawRule{fanout, replace, weighted, labor, timed, last};
+             new (self) DrawRule(DrawRule::Of(fanout, replace, weighted, labor, timed, last));
            },
            "fanout"_a, nb::kw_only(), "replace"_a = false, "weighted"_a = false, "labor"_a = false, "timed"_a = false,
            "last"_a = false)
       .def_ro("fanout", &DrawRule::fanout)
       .def_ro("replace", &DrawRule::replace)
-      .def_ro("weighted", &DrawRule::weighted)
-      .def_ro("labor", &DrawRule::labor)
-      .def_ro("timed", &DrawRule::timed)
-      .def_ro("last", &DrawRule::last);
+      .def_prop_ro("weighted", &DrawRule::weighted)
+      .def_prop_ro("labor", &DrawRule::labor)
+      .def_prop_ro("timed", &DrawRule::timed)
+      .def_prop_ro("last", &DrawRule::last);
 
   nb::class_<Adjacency>(m, "Adjacency")
       .def(nb::init<const Array<const int64_t>&, std::vector<Array<const int64_t>>, std::vector<AnyArray>, std::vector<AnyArray>,

@@ -99,7 +99,7 @@ void Reply(DataCall& call, const std::vector<Bytes>& chunks, double total_s, dou
   pieces.reserve(chunks.size());
   for (const Bytes& chunk : chunks) pieces.push_back({reinterpret_cast<const std::byte*>(chunk.data()), chunk.shape(0)});
   nb::gil_scoped_release release;
-  call.Reply(std::move(pieces), crc ? &*crc : nullptr, membership, Patience::Of(total_s, stall_s));
+  call.Reply(pieces, crc ? &*crc : nullptr, membership, Patience::Of(total_s, stall_s));
 }
 
 std::vector<std::tuple<std::string, uint16_t, std::string, bool, size_t>> Sweep(DataServer& server) {

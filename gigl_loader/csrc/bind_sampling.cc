@@ -39,8 +39,8 @@ class BoundSampler : public BoundBatch {
       const AdjacencyView& view = adjacency.view();
       for (const DrawRule& rule : rules[e]) {
         adjacency.RequireFit(rule);
-        Require(!rule.timed || disjoint, "a timed rule needs disjoint trees");
-        timed_ |= rule.timed;
+        Require(!rule.timed() || disjoint, "a timed rule needs disjoint trees");
+        timed_ |= rule.timed();
       }
       RequireType(target_types[e], nodes_.size());
       RequireType(neighbor_types[e], nodes_.size());

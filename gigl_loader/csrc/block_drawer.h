@@ -25,7 +25,7 @@ void WithWidth(bool wide, Run run) {
 
 // Works in four steps a block: Fetch, Locate, Draw, Read. Each fetches into the caches what the next
 // one will read.
-template <typename Index, typename EdgeId, typename Policy>
+template <typename Index, typename EdgeId, DrawPolicy Policy>
 class BlockDrawer {
  public:
   // A block must be long enough to hide a memory access (some 100 ns) and short enough to stay in the

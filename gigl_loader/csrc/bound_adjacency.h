@@ -56,11 +56,11 @@ class Adjacency {
 
   // Throws std::invalid_argument for a rule that needs what is not here.
   void RequireFit(const DrawRule& rule) const {
-    if (rule.timed) {
+    if (rule.timed()) {
       Require(has_times(), "a timed rule needs an adjacency with times");
-      Require(!rule.weighted || !time_sums_.empty(), "a weighted and timed rule needs an adjacency with time_sums");
+      Require(!rule.weighted() || !time_sums_.empty(), "a weighted and timed rule needs an adjacency with time_sums");
     } else {
-      Require(!rule.weighted || has_weights(), "a weighted rule needs an adjacency with weights");
+      Require(!rule.weighted() || has_weights(), "a weighted rule needs an adjacency with weights");
     }
   }
 

@@ -6,8 +6,9 @@
 
 #include <algorithm>
 #include <atomic>
-#include <mutex>
 #include <vector>
+
+#include "mutex.h"
 
 namespace gigl {
 namespace {
@@ -22,7 +23,7 @@ struct Mapping {
 };
 
 std::atomic<Mapping*> g_mappings{nullptr};
-std::mutex g_lock;
+Mutex g_lock;
 struct sigaction g_before;
 std::atomic<bool> g_told{false};
 
@@ -66,7 +67,7 @@ void OnBusError(int signal, siginfo_t* info, void*) {
 }  // namespace
 
 int64_t WatchMapping(uintptr_t begin, size_t bytes, const std::string& name) {
-  const std::lock_guard<std::mutex> guard(g_lock);
+  const MutexLock guard(g_lock);
   Mapping* entry = g_mappings.load();
   while (entry != nullptr && entry->end.load() != 0) entry = entry->next;
   const bool is_new = entry == nullptr;
@@ -85,12 +86,12 @@ int64_t WatchMapping(uintptr_t begin, size_t bytes, const std::string& name) {
 }
 
 void ForgetMapping(int64_t key) {
-  const std::lock_guard<std::mutex> guard(g_lock);
+  const MutexLock guard(g_lock);
   reinterpret_cast<Mapping*>(key)->end.store(0, std::memory_order_release);
 }
 
 void InstallBusErrorHandler() {
-  const std::lock_guard<std::mutex> guard(g_lock);
+  const MutexLock guard(g_lock);
   struct sigaction now {};
   if (sigaction(SIGBUS, nullptr, &now) != 0 || now.sa_sigaction == OnBusError || g_told) return;
   g_before = now;

@@ -40,14 +40,14 @@ bool DataCall::Gone() const {
 }
 
 bool DataCall::Cancel() {
-  const std::lock_guard lock(releasing_);
+  const MutexLock lock(releasing_);
   if (!connection_) return false;
   connection_->stream.Cancel();
   return true;
 }
 
 HeldConnection DataCall::Release() {
-  const std::lock_guard lock(releasing_);
+  const MutexLock lock(releasing_);
   return std::exchange(connection_, nullptr);
 }
 
@@ -64,9 +64,9 @@ bool DataCall::ReadBody(std::span<std::byte> out, const Patience& patience) {
   return !checked || crc == head_.body_crc;
 }
 
-void DataCall::Reply(std::vector<std::span<const std::byte>> pieces, const uint32_t* crc, uint64_t membership,
+void DataCall::Reply(const std::vector<std::span<const std::byte>>& pieces, const uint32_t* crc, uint64_t membership,
                      const Patience& patience) {
-  Send(std::move(pieces), kReplyOk, crc, membership, !body_read_, patience);
+  Send(pieces, kReplyOk, crc, membership, !body_read_, patience);
 }
 
 void DataCall::Refuse(std::span<const std::byte> record, bool closes, const Patience& patience) {
@@ -74,7 +74,7 @@ void DataCall::Refuse(std::span<const std::byte> record, bool closes, const Pati
        patience);
 }
 
-void DataCall::Send(std::vector<std::span<const std::byte>> pieces, uint8_t status, const uint32_t* crc,
+void DataCall::Send(const std::vector<std::span<const std::byte>>& pieces, uint8_t status, const uint32_t* crc,
                     uint64_t membership, bool closes, const Patience& patience) {
   if (!connection_) throw std::logic_error("the call has its reply");
   ReplyHead head{};

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -13,6 +12,7 @@
 #include "data_connections.h"
 #include "data_stream.h"
 #include "data_wire.h"
+#include "mutex.h"
 
 namespace gigl {
 
@@ -36,7 +36,7 @@ class DataCall {
 
   // Sends a reply of these pieces, and hands the connection back to the server. `crc` is the checksum of the
   // pieces; without one it is computed while they are sent, unless the caller does not look at it.
-  void Reply(std::vector<std::span<const std::byte>> pieces, const uint32_t* crc, uint64_t membership,
+  void Reply(const std::vector<std::span<const std::byte>>& pieces, const uint32_t* crc, uint64_t membership,
              const Patience& patience);
 
   // Sends a refusal instead. The connection ends where the body was not read, or `closes`. After a reply that was
@@ -51,14 +51,14 @@ class DataCall {
   bool Cancel();
 
  private:
-  void Send(std::vector<std::span<const std::byte>> pieces, uint8_t status, const uint32_t* crc, uint64_t membership,
+  void Send(const std::vector<std::span<const std::byte>>& pieces, uint8_t status, const uint32_t* crc, uint64_t membership,
             bool closes, const Patience& patience);
   void SendPieces(ReplyHead& head, const std::vector<std::span<const std::byte>>& pieces, const uint32_t* crc,
                   const Patience& patience);
   HeldConnection Release();
 
   const std::shared_ptr<DataConnections> connections_;
-  std::mutex releasing_;       // held while `connection_` is released, and by Cancel
+  Mutex releasing_;            // held while `connection_` is released, and by Cancel
   HeldConnection connection_;  // null once it was handed back
   const HeldConnection subject_;
   const RequestHead head_;

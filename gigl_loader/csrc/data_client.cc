@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -28,7 +29,7 @@ DataClient::~DataClient() = default;
 void DataClient::Connect(double timeout_s) {
   const Patience patience = Patience::Of(timeout_s, timeout_s);
   const auto is_cancelled = [this] {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return cancelled_;
   };
   const std::vector<SocketAddress> addresses = Resolve(host_, port_, patience.deadline, is_cancelled);
@@ -39,19 +40,19 @@ void DataClient::Connect(double timeout_s) {
     const Patience share{Clock::now() + left / static_cast<int>(addresses.size() - i), left};
     Descriptor made(socket(addresses[i].address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!made) {
-      reason = std::strerror(errno);
+      reason = std::generic_category().message(errno);
       continue;
     }
     const int started = connect(made.get(), reinterpret_cast<const sockaddr*>(&addresses[i].address), addresses[i].size);
     const int failure = started == 0 ? 0 : errno;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       stream_.reset();
       stream_ = std::make_unique<DataStream>(std::move(made), tls_, name_);
       if (cancelled_) stream_->Cancel();
     }
     if (failure != 0 && failure != EINPROGRESS) {
-      reason = std::strerror(failure);
+      reason = std::generic_category().message(failure);
       continue;
     }
     try {
@@ -135,7 +136,7 @@ bool DataClient::Finish() {
 }
 
 void DataClient::Cancel() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   cancelled_ = true;
   if (stream_) stream_->Cancel();
 }

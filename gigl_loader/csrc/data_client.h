@@ -3,13 +3,13 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
 
 #include "data_stream.h"
 #include "data_wire.h"
+#include "mutex.h"
 
 namespace gigl {
 
@@ -52,9 +52,9 @@ class DataClient {
   const uint16_t port_;
   const std::shared_ptr<const TlsContext> tls_;
   const std::string name_;
-  std::mutex mutex_;  // guards `stream_` against Cancel
+  Mutex mutex_;  // held while `stream_` is replaced, and by Cancel
   std::unique_ptr<DataStream> stream_;
-  bool cancelled_ = false;
+  bool cancelled_ GUARDED_BY(mutex_) = false;
   Patience patience_{};
   std::unique_ptr<std::byte[]> received_;  // bytes that came with the head
   size_t begin_ = 0;

@@ -35,14 +35,14 @@ Descriptor OpenReserve() { return Descriptor(open("/dev/null", O_RDONLY | O_CLOE
 
 NetworkCounts::Place::~Place() {
   if (!counts_) return;
-  const std::lock_guard lock(counts_->mutex_);
+  const MutexLock lock(counts_->mutex_);
   const auto found = counts_->counts_.find(network_);
   if (--found->second == 0) counts_->counts_.erase(found);
 }
 
 std::unique_ptr<const NetworkCounts::Place> NetworkCounts::Take(const std::string& network) {
   auto place = std::make_unique<Place>(network);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto found = counts_.find(network);
   if ((found == counts_.end() ? 0 : found->second) >= most_) return nullptr;
   ++counts_[network];
@@ -51,7 +51,7 @@ std::unique_ptr<const NetworkCounts::Place> NetworkCounts::Take(const std::strin
 }
 
 size_t NetworkCounts::size() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return counts_.size();
 }
 
@@ -86,7 +86,7 @@ DataConnections::DataConnections(const std::string& host, uint16_t port, std::sh
 }
 
 void DataConnections::Renew(std::shared_ptr<const TlsContext> tls) {
-  const std::lock_guard lock(renewing_);
+  const MutexLock lock(renewing_);
   tls_ = std::move(tls);
 }
 
@@ -142,12 +142,12 @@ void DataConnections::ServeStrangers(const std::function<void(const HeldConnecti
 }
 
 bool DataConnections::Holds(const Pool& pool, uint64_t id) {
-  const std::lock_guard lock(pool.mutex);
+  const MutexLock lock(pool.mutex);
   return pool.connections.contains(id);
 }
 
 HeldConnection DataConnections::TakeReady(Pool& pool, uint64_t id) {
-  const std::lock_guard lock(pool.mutex);
+  const MutexLock lock(pool.mutex);
   const auto found = pool.connections.find(id);
   if (found == pool.connections.end() || !found->second->resting) return nullptr;
   found->second->resting = false;
@@ -157,7 +157,7 @@ HeldConnection DataConnections::TakeReady(Pool& pool, uint64_t id) {
 // --- accepting
 
 void DataConnections::Accept(uint64_t listener) {
-  const std::lock_guard accepts(accepting_);
+  const MutexLock accepts(accepting_);
   if (listeners_.empty()) return;
   const int at = listeners_[listener - 1].get();
   for (int i = 0; i < kAcceptedAtOnce; ++i) {
@@ -189,7 +189,7 @@ bool DataConnections::RefuseOne(int listener) {
   } else {
     reserve_ = OpenReserve();
   }
-  const std::lock_guard lock(strangers_.mutex);
+  const MutexLock lock(strangers_.mutex);
   DropStranger("no descriptor is left");
   return could;
 }
@@ -201,13 +201,13 @@ void DataConnections::Admit(Descriptor socket, const sockaddr_storage& address) 
     auto place = networks_->Take(peer.network);
     if (!place) return Note(peer, "more than " + std::to_string(limits.per_address) + " connections of one address");
     const auto tls = [&] {
-      const std::lock_guard lock(renewing_);
+      const MutexLock lock(renewing_);
       return tls_;
     }();
     const auto connection = std::make_shared<DataConnection>(std::move(socket), tls, std::move(peer), std::move(place));
     connection->id = next_id_++;
     connection->deadline = In(limits.stranger_s);
-    const std::lock_guard lock(strangers_.mutex);
+    const MutexLock lock(strangers_.mutex);
     if (strangers_.stopped) return;
     const auto added = strangers_.connections.emplace(connection->id, connection).first;
     try {
@@ -228,7 +228,7 @@ void DataConnections::Admit(Descriptor socket, const sockaddr_storage& address) 
 
 void DataConnections::Rest(const HeldConnection& connection, uint32_t events) {
   Pool& pool = PoolOf(*connection);
-  const std::lock_guard lock(pool.mutex);
+  const MutexLock lock(pool.mutex);
   RestLocked(pool, connection, events);
 }
 
@@ -252,7 +252,7 @@ void DataConnections::EndCall(const HeldConnection& connection, bool closes) {
   if (closes) shutdown(connection->stream.fd(), SHUT_WR);
   connection->linger_end = connection->stream.overhead() + limits.linger_bytes;
   Pool& pool = PoolOf(*connection);
-  const std::lock_guard lock(pool.mutex);
+  const MutexLock lock(pool.mutex);
   connection->lingers = closes;
   connection->deadline = In(closes ? limits.linger_s : limits.idle_s);
   RestLocked(pool, connection, EPOLLIN);
@@ -261,13 +261,13 @@ void DataConnections::EndCall(const HeldConnection& connection, bool closes) {
 void DataConnections::Trust(const HeldConnection& connection) {
   // The entry itself moves, which needs no memory.
   auto entry = [&] {
-    const std::lock_guard lock(strangers_.mutex);
+    const MutexLock lock(strangers_.mutex);
     return strangers_.connections.extract(connection->id);
   }();
   if (entry.empty()) return;
   epoll_ctl(strangers_.poller.get(), EPOLL_CTL_DEL, connection->stream.fd(), nullptr);
   connection->trusted = connection->complete = true;
-  const std::lock_guard lock(callers_.mutex);
+  const MutexLock lock(callers_.mutex);
   if (callers_.stopped) return;
   const auto added = callers_.connections.insert(std::move(entry)).position;
   try {
@@ -282,7 +282,7 @@ void DataConnections::Trust(const HeldConnection& connection) {
 
 void DataConnections::BeginHead(DataConnection& connection) {
   if (!connection.trusted) return;
-  const std::lock_guard lock(callers_.mutex);
+  const MutexLock lock(callers_.mutex);
   connection.deadline = In(limits.stranger_s);
 }
 
@@ -290,12 +290,13 @@ void DataConnections::BeginHead(DataConnection& connection) {
 
 void DataConnections::Drop(const HeldConnection& connection, std::string_view reason) {
   Pool& pool = PoolOf(*connection);
-  const std::lock_guard lock(pool.mutex);
+  const MutexLock lock(pool.mutex);
   DropLocked(pool, connection, reason);
 }
 
 void DataConnections::DropLocked(Pool& pool, const HeldConnection& connection, std::string_view reason) {
-  const HeldConnection held = connection;  // may be a reference into a map
+  // `connection` may be a reference to the entry that is erased.
+  const HeldConnection held = connection;  // NOLINT(performance-unnecessary-copy-initialization)
   if (pool.connections.erase(held->id) == 0) return;
   if (!reason.empty()) Note(held->peer, reason);
   epoll_ctl(pool.poller.get(), EPOLL_CTL_DEL, held->stream.fd(), nullptr);
@@ -315,7 +316,7 @@ void DataConnections::DropStranger(std::string_view reason) {
 void DataConnections::NoteRefused(const DataConnection& connection) { Note(connection.peer, "", true); }
 
 void DataConnections::Note(const Peer& peer, std::string_view reason, bool refused) {
-  const std::lock_guard lock(noting_);
+  const MutexLock lock(noting_);
   try {
     std::pair<std::string, std::string> key{peer.address, reason};
     const auto found = dropped_.find(key);
@@ -336,7 +337,7 @@ std::string_view DataConnections::Overdue(const DataConnection& connection) cons
 
 std::vector<DroppedConnection> DataConnections::Sweep() {
   {
-    const std::lock_guard accepts(accepting_);
+    const MutexLock accepts(accepting_);
     if (!reserve_) reserve_ = OpenReserve();
     for (size_t i = 0; i < listeners_.size(); ++i) {
       Watch(strangers_, listeners_[i].get(), i + 1, EPOLLIN | EPOLLONESHOT, EPOLL_CTL_MOD);
@@ -345,14 +346,14 @@ std::vector<DroppedConnection> DataConnections::Sweep() {
   SweepPool(strangers_);
   SweepPool(callers_);
   std::vector<DroppedConnection> told;
-  const std::lock_guard lock(noting_);
+  const MutexLock lock(noting_);
   for (auto& [key, each] : dropped_) told.push_back(std::move(each));
   dropped_.clear();
   return told;
 }
 
 void DataConnections::SweepPool(Pool& pool) {
-  const std::lock_guard lock(pool.mutex);
+  const MutexLock lock(pool.mutex);
   const auto now = Clock::now();
   for (auto next = pool.connections.begin(); next != pool.connections.end();) {
     const HeldConnection& each = (next++)->second;  // its entry may go
@@ -362,7 +363,7 @@ void DataConnections::SweepPool(Pool& pool) {
 
 void DataConnections::Stop() {
   {
-    const std::lock_guard accepts(accepting_);
+    const MutexLock accepts(accepting_);
     const uint64_t one = 1;
     [[maybe_unused]] const auto written = write(waker_.get(), &one, sizeof one);
     listeners_.clear();
@@ -372,7 +373,7 @@ void DataConnections::Stop() {
 }
 
 void DataConnections::StopPool(Pool& pool) {
-  const std::lock_guard lock(pool.mutex);
+  const MutexLock lock(pool.mutex);
   pool.stopped = true;
   for (auto next = pool.connections.begin(); next != pool.connections.end();) {
     const HeldConnection& each = (next++)->second;  // its entry may go
@@ -383,7 +384,7 @@ void DataConnections::StopPool(Pool& pool) {
 size_t DataConnections::CancelAll() {
   size_t count = 0;
   for (Pool* pool : {&strangers_, &callers_}) {
-    const std::lock_guard lock(pool->mutex);
+    const MutexLock lock(pool->mutex);
     for (const auto& [id, each] : pool->connections) each->stream.Cancel();
     count += pool->connections.size();
   }
@@ -393,14 +394,14 @@ size_t DataConnections::CancelAll() {
 size_t DataConnections::size() const {
   size_t count = 0;
   for (const Pool* pool : {&strangers_, &callers_}) {
-    const std::lock_guard lock(pool->mutex);
+    const MutexLock lock(pool->mutex);
     count += pool->connections.size();
   }
   return count;
 }
 
 size_t DataConnections::num_strangers() const {
-  const std::lock_guard lock(strangers_.mutex);
+  const MutexLock lock(strangers_.mutex);
   return strangers_.connections.size();
 }
 

@@ -6,7 +6,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -15,6 +14,7 @@
 
 #include "data_stream.h"
 #include "listening.h"
+#include "mutex.h"
 
 namespace gigl {
 
@@ -63,8 +63,8 @@ class NetworkCounts : public std::enable_shared_from_this<NetworkCounts> {
 
  private:
   const size_t most_;
-  mutable std::mutex mutex_;
-  std::unordered_map<std::string, size_t> counts_;
+  mutable Mutex mutex_;
+  std::unordered_map<std::string, size_t> counts_ GUARDED_BY(mutex_);
 };
 
 // One accepted connection. Its fields belong to the thread that took it; those below the line to whoever holds
@@ -158,9 +158,9 @@ class DataConnections {
     Pool();
 
     const Descriptor poller;
-    mutable std::mutex mutex;  // guards what follows, and fields of these connections
-    bool stopped = false;
-    std::map<uint64_t, HeldConnection> connections;  // oldest first
+    mutable Mutex mutex;  // guards fields of these connections, too
+    bool stopped GUARDED_BY(mutex) = false;
+    std::map<uint64_t, HeldConnection> connections GUARDED_BY(mutex);  // oldest first
   };
 
   Pool& PoolOf(const DataConnection& connection) { return connection.trusted ? callers_ : strangers_; }
@@ -168,11 +168,11 @@ class DataConnections {
   static HeldConnection TakeReady(Pool& pool, uint64_t id);
   static bool Holds(const Pool& pool, uint64_t id);
   void Accept(uint64_t listener);
-  bool RefuseOne(int listener);
+  bool RefuseOne(int listener) REQUIRES(accepting_);
   void Admit(Descriptor socket, const sockaddr_storage& address);
-  void RestLocked(Pool& pool, const HeldConnection& connection, uint32_t events);
-  void DropLocked(Pool& pool, const HeldConnection& connection, std::string_view reason);
-  void DropStranger(std::string_view reason);
+  void RestLocked(Pool& pool, const HeldConnection& connection, uint32_t events) REQUIRES(pool.mutex);
+  void DropLocked(Pool& pool, const HeldConnection& connection, std::string_view reason) REQUIRES(pool.mutex);
+  void DropStranger(std::string_view reason) REQUIRES(strangers_.mutex);
   void SweepPool(Pool& pool);
   void StopPool(Pool& pool);
   void Note(const Peer& peer, std::string_view reason, bool refused = false);
@@ -183,20 +183,21 @@ class DataConnections {
   Descriptor waker_;
   uint16_t port_;
 
-  std::mutex accepting_;  // guards the two below; taken before those of pools
-  std::vector<Descriptor> listeners_;
-  Descriptor reserve_;  // closed for a moment, to accept and refuse a connection when descriptors have run out
+  Mutex accepting_;  // taken before those of pools
+  std::vector<Descriptor> listeners_ GUARDED_BY(accepting_);
+  Descriptor reserve_ GUARDED_BY(accepting_);  // closed for a moment, to accept and refuse a connection when descriptors have run out
 
   Pool strangers_;  // and listening sockets
   Pool callers_;    // have shown a token
 
   uint64_t next_id_;  // of the thread that accepts
 
-  std::mutex renewing_;  // guards the context
-  std::shared_ptr<const TlsContext> tls_;
+  Mutex renewing_;
+  std::shared_ptr<const TlsContext> tls_ GUARDED_BY(renewing_);
 
-  std::mutex noting_;  // guards what follows; taken last
-  std::map<std::pair<std::string, std::string>, DroppedConnection> dropped_;  // by address and reason
+  Mutex noting_;  // taken last
+  // By address and reason.
+  std::map<std::pair<std::string, std::string>, DroppedConnection> dropped_ GUARDED_BY(noting_);
 };
 
 }  // namespace gigl

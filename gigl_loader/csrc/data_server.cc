@@ -79,12 +79,12 @@ DataServer::DataServer(const std::string& host, uint16_t port, std::shared_ptr<c
 DataServer::~DataServer() { Stop(); }
 
 void DataServer::Accept(std::shared_ptr<const AcceptedTokens> tokens) {
-  const std::lock_guard lock(accepting_);
+  const MutexLock lock(accepting_);
   tokens_.swap(tokens);
 }
 
 void DataServer::Stop() {
-  const std::lock_guard lock(stopping_);
+  const MutexLock lock(stopping_);
   if (getpid() != process_) {  // a child of it: the thread is the parent's, and so is what would wake it
     if (strangers_.joinable()) strangers_.detach();
     return;
@@ -111,7 +111,7 @@ void DataServer::ServeStrangers() {
 // Hands a stranger with a complete head over to the threads of calls, if its token is accepted.
 void DataServer::AcceptOrRefuse(const HeldConnection& connection) {
   const auto tokens = [&] {
-    const std::lock_guard lock(accepting_);
+    const MutexLock lock(accepting_);
     return tokens_;
   }();
   try {

@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -14,6 +13,7 @@
 
 #include "data_call.h"
 #include "data_connections.h"
+#include "mutex.h"
 #include "tls.h"
 
 namespace gigl {
@@ -83,11 +83,11 @@ class DataServer {
   Step Linger(DataConnection& connection) const;
 
   const std::shared_ptr<DataConnections> connections_;
-  std::mutex accepting_;  // guards the tokens
-  std::shared_ptr<const AcceptedTokens> tokens_;
+  Mutex accepting_;
+  std::shared_ptr<const AcceptedTokens> tokens_ GUARDED_BY(accepting_);
   const pid_t process_;
-  std::mutex stopping_;  // guards the thread
-  std::thread strangers_;
+  Mutex stopping_;
+  std::thread strangers_ GUARDED_BY(stopping_);
 };
 
 }  // namespace gigl

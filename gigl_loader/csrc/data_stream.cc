@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <system_error>
 #include <utility>
 
 #include "crc32c.h"
@@ -81,7 +82,7 @@ Step DataStream::TryRead(std::span<std::byte> out, size_t& got) {
   }
   if (count == 0 || errno == ECONNRESET) return Step::kClosed;
   if (errno == EAGAIN || errno == EWOULDBLOCK) return Step::kWantRead;
-  throw StreamError(std::strerror(errno));
+  throw StreamError(std::generic_category().message(errno));
 }
 
 Step DataStream::TryWrite(std::span<iovec>& pieces, size_t& sent) {
@@ -113,7 +114,7 @@ Step DataStream::TryWrite(std::span<iovec>& pieces, size_t& sent) {
   }
   if (errno == EAGAIN || errno == EWOULDBLOCK) return Step::kWantWrite;
   if (errno == EPIPE || errno == ECONNRESET) return Step::kClosed;
-  throw StreamError(std::strerror(errno));
+  throw StreamError(std::generic_category().message(errno));
 }
 
 short DataStream::Wait(short events, const Patience& patience, Clock::time_point since) {
@@ -131,7 +132,7 @@ short DataStream::Wait(short events, const Patience& patience, Clock::time_point
     if (ready == 0 && !whole) continue;
     if (ready == 0 && until == patience.deadline) throw StreamTimedOut("the deadline passed");
     if (ready == 0) throw StreamTimedOut("no byte came or went for too long");
-    if (errno != EINTR) throw StreamError(std::strerror(errno));
+    if (errno != EINTR) throw StreamError(std::generic_category().message(errno));
   }
 }
 
@@ -151,7 +152,7 @@ void DataStream::AwaitConnected(const Patience& patience) {
   int error = 0;
   socklen_t size = sizeof error;
   getsockopt(fd(), SOL_SOCKET, SO_ERROR, &error, &size);
-  if (error != 0) throw StreamError(std::strerror(error));
+  if (error != 0) throw StreamError(std::generic_category().message(error));
 }
 
 void DataStream::ReadSome(std::span<std::byte> out, size_t& got, const Patience& patience) {

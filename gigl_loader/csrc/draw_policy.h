@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -22,14 +23,45 @@ namespace gigl {
   throw std::runtime_error(std::string("damaged adjacency: ") + what);
 }
 
+// Which entries of a list are drawn. Timed kinds leave out entries that are later than the target's tree, by the times
+// of the adjacency. Weighted kinds leave out entries of weight 0.
+enum class DrawKind : uint8_t {
+  kUniform,
+  kWeighted,  // in proportion to the weights of the adjacency
+  kLabor,     // each neighbour with the same chance for all targets: LABOR-0
+  kTimed,
+  kTimedWeighted,
+  kLast,  // the latest entries
+  kLastWeighted,
+};
+
 // How the neighbours of a target are drawn.
 struct DrawRule {
   int32_t fanout;  // -1 all, 0 none
-  bool replace;    // with replacement
-  bool weighted;   // in proportion to the edges' weights, which the adjacency then has
-  bool labor = false;  // each neighbour with the same chance for all targets: LABOR-0
-  bool timed = false;  // only entries that are not later than the target's tree, by the times of the adjacency
-  bool last = false;   // of those, the latest
+  DrawKind kind = DrawKind::kUniform;
+  bool replace = false;  // with replacement; not of kLabor, kLast and kLastWeighted
+
+  // Throws std::invalid_argument where there is no such kind.
+  static DrawRule Of(int32_t fanout, bool replace, bool weighted, bool labor, bool timed, bool last) {
+    if (fanout < -1) throw std::invalid_argument("a fanout is -1, 0 or positive");
+    if (labor && (replace || weighted || timed)) {
+      throw std::invalid_argument("LABOR has no replacement, no weights and no times");
+    }
+    if (last && (!timed || replace)) {
+      throw std::invalid_argument("the last entries are those of a timed rule without replacement");
+    }
+    if (labor) return {fanout, DrawKind::kLabor, replace};
+    if (last) return {fanout, weighted ? DrawKind::kLastWeighted : DrawKind::kLast, replace};
+    if (timed) return {fanout, weighted ? DrawKind::kTimedWeighted : DrawKind::kTimed, replace};
+    return {fanout, weighted ? DrawKind::kWeighted : DrawKind::kUniform, replace};
+  }
+
+  bool labor() const { return kind == DrawKind::kLabor; }
+  bool last() const { return kind == DrawKind::kLast || kind == DrawKind::kLastWeighted; }
+  bool timed() const { return kind == DrawKind::kTimed || kind == DrawKind::kTimedWeighted || last(); }
+  bool weighted() const {
+    return kind == DrawKind::kWeighted || kind == DrawKind::kTimedWeighted || kind == DrawKind::kLastWeighted;
+  }
 };
 
 // One hop over one edge type: its rule, and where its randomness lies.
@@ -52,7 +84,27 @@ struct ListView {
   int64_t degree;
 };
 
-// Lists are found some targets before their entries are counted: Fetch asks for what counting reads.
+// How a kind of draw counts and picks entries of lists.
+//
+//   int64_t Count(address, list): the number of entries that are taken from a list; called once for each list
+//   void Pick(address, list, count, emit): calls emit(i) for every drawn entry i of a list, i below its degree, `count`
+//     of them. Called for the lists in the order in which they were counted
+template <typename Policy>
+concept ListPolicy = requires(Policy policy, const DrawAddress& address, const ListView& list, int64_t count,
+                              void (*emit)(int64_t)) {
+  { policy.Count(address, list) } -> std::same_as<int64_t>;
+  policy.Pick(address, list, count, emit);
+};
+
+// What BlockDrawer draws by. Lists are found kAhead targets before their entries are counted, and Fetch asks for the
+// memory that counting reads. A timed policy cuts each list before it counts it (TimedPolicy::Cut), and its entries are
+// places in the order of time.
+template <typename Policy>
+concept DrawPolicy = ListPolicy<Policy> && requires(const Policy policy, const ListView& list) {
+  { Policy::kTimed } -> std::convertible_to<bool>;
+  { Policy::kAhead } -> std::convertible_to<int64_t>;
+  policy.Fetch(list);
+};
 
 // Draws all entries with the same probability.
 class UniformPolicy {
@@ -64,10 +116,10 @@ class UniformPolicy {
 
   void Fetch(const ListView&) const {}
 
-  // Number of entries that are taken from a list.
-  int64_t Count(const DrawAddress&, const ListView& list) const { return Picker::Count(list.degree, rule_.fanout, rule_.replace); }
+  int64_t Count(const DrawAddress&, const ListView& list) const {
+    return Picker::Count(list.degree, rule_.fanout, rule_.replace);
+  }
 
-  // Calls emit(i) for every drawn entry i of a list, i below its degree.
   template <typename Emit>
   void Pick(const DrawAddress& address, const ListView& list, int64_t, Emit emit) {
     picker_.Pick(address, list.degree, rule_.fanout, rule_.replace, emit);
@@ -176,7 +228,6 @@ class LaborPolicy {
     return static_cast<int64_t>(picks_.size() - before);
   }
 
-  // Called for the lists in the order in which they were counted. `count` entries are taken.
   template <typename Emit>
   void Pick(const DrawAddress&, const ListView& list, int64_t count, Emit emit) {
     if (TakesAll(list)) {
@@ -237,7 +288,7 @@ inline int64_t NotLater(const ListView& list, int64_t time) {
 
 // Draws by time: the same draws as another policy, from the lists in order of time, cut at the time of a tree.
 // Entries that it emits are places in that order.
-template <typename Policy>
+template <ListPolicy Policy>
 class TimedPolicy : public Policy {
  public:
   static constexpr bool kTimed = true;
@@ -275,7 +326,7 @@ class LastPolicy {
   const DrawRule rule_;
 };
 
-// Draws in proportion to weights from lists in order of time; with `last`, takes the latest entries that have a weight.
+// Draws in proportion to weights from lists in order of time, or takes the latest entries that have a weight.
 // How many entries of a cut list have a weight is not known, so that counting picks, too.
 class TimedWeightedPolicy {
  public:
@@ -292,7 +343,7 @@ class TimedWeightedPolicy {
     // Of a damaged list, too, no more is picked than it has entries.
     const int64_t most = rule_.fanout < 0 ? list.degree : std::min<int64_t>(rule_.fanout, list.degree);
     if (view.total() < 0) ThrowDamaged("weights do not rise to their sum");
-    if (rule_.last) {
+    if (rule_.last()) {
       WeightedPicker::PickLast(view, most, checked);
     } else if (rule_.fanout < 0) {
       WeightedPicker::PickAll(view, most, checked);
@@ -301,7 +352,9 @@ class TimedWeightedPolicy {
       // All that have a weight come in the order of the list, as those of a short list do.
       int64_t taken = 0;
       for (size_t i = before; i < picks_.size(); ++i) taken += view.sums[picks_[i]] - view.before(picks_[i]);
-      if (taken == view.total()) SortUnlessStopped(picks_.data() + before, picks_.data() + picks_.size(), std::less<int64_t>());
+      if (taken == view.total()) {
+        SortUnlessStopped(picks_.data() + before, picks_.data() + picks_.size(), std::less<int64_t>());
+      }
     } else if (view.total() > 0) {
       return rule_.fanout;
     }
@@ -335,21 +388,18 @@ struct DrawScratch {
 
 // Calls `run` with the policy of a draw.
 template <typename Run>
-void WithPolicy(const HopDraw& draw, const AdjacencyView& adjacency, const NeighborNodes& neighbors, DrawScratch& scratch,
-                Run run) {
+void WithPolicy(const HopDraw& draw, const AdjacencyView& adjacency, const NeighborNodes& neighbors,
+                DrawScratch& scratch, Run run) {
   scratch.picks.Reset();
-  if (draw.rule.labor) {
-    run(LaborPolicy(draw, neighbors, adjacency.wide_indices, scratch.picks));
-  } else if (draw.rule.timed && draw.rule.weighted) {
-    run(TimedPolicy(draw, TimedWeightedPolicy(draw.rule, scratch.weighted, scratch.picks)));
-  } else if (draw.rule.timed && draw.rule.last) {
-    run(TimedPolicy(draw, LastPolicy(draw.rule)));
-  } else if (draw.rule.timed) {
-    run(TimedPolicy(draw, UniformPolicy(draw.rule, scratch.picker)));
-  } else if (draw.rule.weighted) {
-    run(WeightedPolicy(draw.rule, scratch.weighted));
-  } else {
-    run(UniformPolicy(draw.rule, scratch.picker));
+  switch (draw.rule.kind) {
+    case DrawKind::kUniform: return run(UniformPolicy(draw.rule, scratch.picker));
+    case DrawKind::kWeighted: return run(WeightedPolicy(draw.rule, scratch.weighted));
+    case DrawKind::kLabor: return run(LaborPolicy(draw, neighbors, adjacency.wide_indices, scratch.picks));
+    case DrawKind::kTimed: return run(TimedPolicy(draw, UniformPolicy(draw.rule, scratch.picker)));
+    case DrawKind::kLast: return run(TimedPolicy(draw, LastPolicy(draw.rule)));
+    case DrawKind::kTimedWeighted:
+    case DrawKind::kLastWeighted:
+      return run(TimedPolicy(draw, TimedWeightedPolicy(draw.rule, scratch.weighted, scratch.picks)));
   }
 }
 

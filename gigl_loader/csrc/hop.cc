@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t kRoomEdges = 1 << 20;  // set aside before anything is known of the degrees
 
-template <typename Index, typename EdgeId, typename Policy>
+template <typename Index, typename EdgeId, DrawPolicy Policy>
 void Run(BlockDrawer<Index, EdgeId, Policy>& drawer, int64_t num_neighbors, std::span<const int64_t> targets,
          int64_t room, Collect collect, BatchRoom bound, DrawnHop& out) {
   using Drawer = BlockDrawer<Index, EdgeId, Policy>;

@@ -11,7 +11,7 @@ namespace gigl {
 namespace {
 
 // Expands the frontier of one edge type at one hop.
-template <typename Index, typename EdgeId, typename Policy, typename Table>
+template <typename Index, typename EdgeId, DrawPolicy Policy, typename Table>
 class Expansion {
  public:
   Expansion(const EdgeTypePlan& plan, const BatchNodes& targets, const BatchNodes& neighbors, Table& table,
@@ -123,15 +123,16 @@ class InducedSink {
 
 std::vector<EdgeEnds> EndsOf(const std::vector<EdgeTypePlan>& plans) {
   std::vector<EdgeEnds> ends;
+  ends.reserve(plans.size());
   for (const EdgeTypePlan& plan : plans) ends.push_back(plan.ends);
   return ends;
 }
 
 }  // namespace
 
-NeighborSampler::NeighborSampler(std::vector<NodeTypePlan> node_types, std::vector<EdgeTypePlan> edge_types,
+NeighborSampler::NeighborSampler(const std::vector<NodeTypePlan>& node_types, std::vector<EdgeTypePlan> edge_types,
                                  Collect collect, bool disjoint, bool induced)
-    : plans_(std::move(edge_types)), batch_(std::move(node_types), EndsOf(plans_), collect, disjoint, induced) {
+    : plans_(std::move(edge_types)), batch_(node_types, EndsOf(plans_), collect, disjoint, induced) {
   if (!plans_.empty()) num_hops_ = static_cast<int>(plans_.front().rules.size());
 }
 
@@ -156,7 +157,7 @@ void NeighborSampler::Induce(int edge_type) {
   if (std::all_of(plan.rules.begin(), plan.rules.end(), [](const DrawRule& rule) { return rule.fanout == 0; })) {
     return edges.AddNone(static_cast<int64_t>(targets.size()));
   }
-  const bool weighted = plan.rules.front().weighted;
+  const bool weighted = plan.rules.front().weighted();
   WithWidth(plan.adjacency->wide_indices, [&](auto index) {
     WithWidth(plan.adjacency->wide_edge_ids, [&](auto edge_id) {
       std::visit(

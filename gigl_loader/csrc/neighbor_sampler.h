@@ -24,7 +24,7 @@ struct EdgeTypePlan {
 // cut into parts, or on the platform. Not thread-safe.
 class NeighborSampler {
  public:
-  NeighborSampler(std::vector<NodeTypePlan> node_types, std::vector<EdgeTypePlan> edge_types,
+  NeighborSampler(const std::vector<NodeTypePlan>& node_types, std::vector<EdgeTypePlan> edge_types,
                   Collect collect, bool disjoint = false, bool induced = false);
 
   // Throws std::out_of_range for a seed outside its type and std::runtime_error for adjacency

@@ -21,8 +21,8 @@ constexpr size_t kBlock = 128;  // nodes whose places in a table are fetched tog
 
 }  // namespace
 
-PprBatch::PprBatch(std::vector<NodeTypePlan> node_types, int seed_type, const PprRule& rule)
-    : nodes_(node_types), seed_type_(seed_type), rule_(rule), batch_(std::move(node_types), {}, Collect{false, false}),
+PprBatch::PprBatch(const std::vector<NodeTypePlan>& node_types, int seed_type, const PprRule& rule)
+    : nodes_(node_types), seed_type_(seed_type), rule_(rule), batch_(node_types, {}, Collect{false, false}),
       neighbors_(nodes_.num_types()) {}
 
 void PprBatch::Begin(std::span<const int64_t> seeds, int64_t max_edges) {
@@ -148,9 +148,9 @@ class PprSampler::Lists {
   Picker& picker_;
 };
 
-PprSampler::PprSampler(std::vector<NodeTypePlan> node_types, const std::vector<PprEdgeType>& edge_types, int seed_type,
-                       const PprRule& rule)
-    : PprBatch(std::move(node_types), seed_type, rule), by_target_(nodes_.num_types()) {
+PprSampler::PprSampler(const std::vector<NodeTypePlan>& node_types, const std::vector<PprEdgeType>& edge_types,
+                       int seed_type, const PprRule& rule)
+    : PprBatch(node_types, seed_type, rule), by_target_(nodes_.num_types()) {
   for (const PprEdgeType& each : edge_types) by_target_.at(each.ends.target_type).push_back(each);
 }
 
@@ -206,9 +206,9 @@ class PprBuilder::Lists {
   PprBuilder& builder_;
 };
 
-PprBuilder::PprBuilder(std::vector<NodeTypePlan> node_types, const std::vector<EdgeEnds>& edge_types, int seed_type,
-                       const PprRule& rule)
-    : PprBatch(std::move(node_types), seed_type, rule), by_target_(nodes_.num_types()) {
+PprBuilder::PprBuilder(const std::vector<NodeTypePlan>& node_types, const std::vector<EdgeEnds>& edge_types,
+                       int seed_type, const PprRule& rule)
+    : PprBatch(node_types, seed_type, rule), by_target_(nodes_.num_types()) {
   for (const EdgeEnds& each : edge_types) by_target_.at(each.target_type).push_back(each.neighbor_type);
 }
 
@@ -250,6 +250,7 @@ std::vector<PprRequest> PprBuilder::Advance() {
   outstanding_ = wanted_.size();
   wanted_.Clear();
   std::vector<PprRequest> requests;
+  requests.reserve(asked.size());
   for (auto& [of, positions] : asked) requests.push_back({of.first, of.second, std::move(positions)});
   return requests;
 }

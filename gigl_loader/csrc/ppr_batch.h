@@ -27,7 +27,7 @@ struct PprNeighbors {
 // A batch: its distinct seeds, then the nodes that they keep, by seed. Memory is reused from batch to batch.
 class PprBatch {
  public:
-  PprBatch(std::vector<NodeTypePlan> node_types, int seed_type, const PprRule& rule);
+  PprBatch(const std::vector<NodeTypePlan>& node_types, int seed_type, const PprRule& rule);
 
   const Batch& batch() const { return batch_; }
   Batch& batch() { return batch_; }
@@ -64,7 +64,7 @@ struct PprEdgeType {
 // Pushes over a graph that lies wholly on this host, one seed after the other. Not thread-safe.
 class PprSampler : public PprBatch {
  public:
-  PprSampler(std::vector<NodeTypePlan> node_types, const std::vector<PprEdgeType>& edge_types, int seed_type,
+  PprSampler(const std::vector<NodeTypePlan>& node_types, const std::vector<PprEdgeType>& edge_types, int seed_type,
              const PprRule& rule);
 
   // Throws std::out_of_range for a seed outside its type, std::runtime_error for damaged lists, and BatchTooLarge
@@ -102,7 +102,7 @@ struct PprAnswer {
 // Begin; then Advance until it returns nothing, each time with an Append for everything that it returned.
 class PprBuilder : public PprBatch {
  public:
-  PprBuilder(std::vector<NodeTypePlan> node_types, const std::vector<EdgeEnds>& edge_types, int seed_type,
+  PprBuilder(const std::vector<NodeTypePlan>& node_types, const std::vector<EdgeEnds>& edge_types, int seed_type,
              const PprRule& rule);
 
   void Begin(std::span<const int64_t> seeds, int64_t max_edges);

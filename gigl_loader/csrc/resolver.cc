@@ -3,18 +3,17 @@
 #include <netdb.h>
 #include <pthread.h>
 
-#include <condition_variable>
 #include <cstring>
 #include <deque>
 #include <exception>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <system_error>
 #include <utility>
 
 #include "background_thread.h"
 #include "data_stream.h"
+#include "mutex.h"
 
 namespace gigl {
 namespace {
@@ -56,21 +55,21 @@ struct Lookup {
 class Resolver {
  public:
   Addresses Resolve(const Name& name, Clock::time_point deadline, const std::function<bool()>& is_cancelled) {
-    std::unique_lock lock(mutex_);
+    const MutexLock lock(mutex_);
     const std::shared_ptr<const Lookup> lookup = Join(name);
     StartThread();
     while (!lookup->done) {
       if (is_cancelled()) throw StreamCancelled("cancelled");
       if (Clock::now() >= deadline) throw StreamTimedOut("the name " + name.first + " was not resolved in time");
-      changed_.wait_for(lock, kPoll);
+      changed_.wait_for(mutex_, kPoll);
     }
     if (lookup->failure) std::rethrow_exception(lookup->failure);
     return lookup->addresses;
   }
 
  private:
-  // Returns the lookup of a name that is not done, or queues a new one. Called with the mutex held.
-  std::shared_ptr<const Lookup> Join(const Name& name) {
+  // Returns the lookup of a name that is not done, or queues a new one.
+  std::shared_ptr<const Lookup> Join(const Name& name) REQUIRES(mutex_) {
     const auto found = lookups_.find(name);
     if (found != lookups_.end()) return found->second;
     const auto lookup = std::make_shared<Lookup>(name);
@@ -79,8 +78,8 @@ class Resolver {
     return lookup;
   }
 
-  // Starts a thread for queued lookups, if there may be one more. Called with the mutex held.
-  void StartThread() {
+  // Starts a thread for queued lookups, if there may be one more.
+  void StartThread() REQUIRES(mutex_) {
     if (queue_.empty() || threads_ == kMaxThreads) return;
     try {
       StartBackgroundThread([this] { Run(); }).detach();
@@ -91,18 +90,18 @@ class Resolver {
   }
 
   void Run() {
-    std::unique_lock lock(mutex_);
+    const MutexLock lock(mutex_);
     while (!queue_.empty()) {
       const std::shared_ptr<Lookup> lookup = std::move(queue_.front());
       queue_.pop_front();
       if (lookup.use_count() > 2) {  // else only this thread and the map hold it: nobody waits
-        lock.unlock();
+        mutex_.unlock();
         try {
           lookup->addresses = Find(lookup->name, AI_ADDRCONFIG);
         } catch (...) {
           lookup->failure = std::current_exception();
         }
-        lock.lock();
+        mutex_.lock();
       }
       lookup->done = true;
       lookups_.erase(lookup->name);
@@ -111,11 +110,11 @@ class Resolver {
     --threads_;
   }
 
-  std::mutex mutex_;  // guards what follows, and `done` of lookups
-  std::condition_variable changed_;
-  std::map<Name, std::shared_ptr<Lookup>> lookups_;  // not done
-  std::deque<std::shared_ptr<Lookup>> queue_;        // those of them that no thread has begun
-  size_t threads_ = 0;
+  Mutex mutex_;  // guards results of lookups, too
+  MutexCondition changed_;
+  std::map<Name, std::shared_ptr<Lookup>> lookups_ GUARDED_BY(mutex_);  // not done
+  std::deque<std::shared_ptr<Lookup>> queue_ GUARDED_BY(mutex_);        // those of them that no thread has begun
+  size_t threads_ GUARDED_BY(mutex_) = 0;
 };
 
 // The resolver of this process. It is never destroyed: a thread of it may outlast everything else.

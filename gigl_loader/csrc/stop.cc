@@ -16,7 +16,7 @@ constinit thread_local int64_t work_until_look = kWorkPerLook;
 StopFlag::StopFlag(double seconds) : seconds_(seconds) {}
 
 void StopFlag::Stop(const std::string& reason) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (set_) return;
   reason_ = reason.empty() ? "stopped" : reason;
   set_ = true;
@@ -24,19 +24,19 @@ void StopFlag::Stop(const std::string& reason) {
 }
 
 void StopFlag::Pause() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   paused_ = true;
 }
 
 void StopFlag::Resume() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   paused_ = false;
   resumed_.notify_all();
 }
 
 std::string StopFlag::reason() {
   if (!IsSet()) return "";
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return reason_;
 }
 
@@ -46,9 +46,9 @@ void StopFlag::Check() {
 }
 
 void StopFlag::Park() {
-  std::unique_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   ++parked_;
-  resumed_.wait(lock, [this] { return !paused_ || set_; });
+  resumed_.wait(mutex_, [this] { return !paused_ || set_; });
   --parked_;
 }
 
@@ -57,7 +57,7 @@ bool StopFlag::IsSet() {
   if (Clock::now().time_since_epoch().count() < deadline_ns_) return false;
   char text[64];
   std::snprintf(text, sizeof text, "it took more than %g s", seconds_);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!set_) {
     reason_ = text;
     timed_out_ = set_ = true;

@@ -5,13 +5,13 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <exception>
 #include <limits>
-#include <mutex>
 #include <string>
 #include <utility>
+
+#include "mutex.h"
 
 namespace gigl {
 
@@ -71,9 +71,9 @@ class StopFlag {
   std::atomic<bool> timed_out_{false};
   std::atomic<bool> paused_{false};
   std::atomic<int> parked_{0};
-  std::mutex mutex_;  // guards reason_, and changes of set_ and paused_
-  std::condition_variable resumed_;
-  std::string reason_;
+  Mutex mutex_;  // held by changes of set_ and paused_, too
+  MutexCondition resumed_;
+  std::string reason_ GUARDED_BY(mutex_);
 };
 
 // While one lives, looks of the calling thread may wait for StopFlag::Resume: it holds neither the GIL nor a lock that

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <new>
+#include <system_error>
 #include <utility>
 
 #include "openssl.h"
@@ -251,7 +252,7 @@ Step TlsSession::StepOf(int result, const char* what) {
   if (error == kErrorWantWrite) return Step::kWantWrite;
   if (error == kErrorClosed || (error == kErrorSyscall && io_errno_ == 0)) return Step::kClosed;
   if (error == kErrorSyscall && (io_errno_ == ECONNRESET || io_errno_ == EPIPE)) return Step::kClosed;
-  if (error == kErrorSyscall) throw std::runtime_error(std::string(what) + ": " + std::strerror(io_errno_));
+  if (error == kErrorSyscall) throw std::runtime_error(std::string(what) + ": " + std::generic_category().message(io_errno_));
   const long verified = api_.SSL_get_verify_result(session_.get());
   const std::string reason = Reason(api_);
   if (verified != kVerified) throw std::runtime_error(std::string(what) + ": " + api_.X509_verify_cert_error_string(verified));
