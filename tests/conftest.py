@@ -10,6 +10,7 @@ import zlib
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.leftovers import Leftovers
 from tests.support.pairs import SEED_VARIABLE, commit, mark_all_but_pairs
@@ -25,6 +26,9 @@ def pytest_configure() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Tests pass on a busy machine: neither an example nor the making of examples has a time limit.
+    settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("busy")
     # Processes that run tests inherit the environment, and so choose the same cases.
     os.environ.setdefault(SEED_VARIABLE, commit())
 

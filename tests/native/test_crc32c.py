@@ -64,7 +64,7 @@ def test_known_values(kernel: Kernel, data: bytes, value: int) -> None:
 
 
 @KERNELS
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data(), seed=st.integers(0, 2**32), size=st.integers(0, 2000), start=st.integers(0, 17))
 def test_against_the_oracle(kernel: Kernel, data: st.DataObject, seed: int, size: int, start: int) -> None:
     whole = np.random.default_rng(seed).integers(0, 256, start + size, np.uint8)[start:]
@@ -85,7 +85,7 @@ def test_long_strings_by_instructions_and_by_tables(size: int, start: int) -> No
     assert crc32c_combine(crc32c(whole[:half]), crc32c(whole[half:]), size - half) == crc32c(whole)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     size=st.integers(0, 70_000), start=st.integers(0, 65), cut=st.integers(0, 70_000), seed=st.integers(0, 9)
 )

@@ -117,7 +117,7 @@ def test_bodies_and_replies_of_every_size_arrive(echo: Echo, nbytes: int) -> Non
 
 
 @given(st.binary(max_size=200), st.lists(st.integers(0, 300), max_size=6))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_request_may_come_in_any_pieces(echo: Echo, body: bytes, cuts: list[int]) -> None:
     data = request_bytes(body, HEADER)
     with connected_socket(echo.address) as caller:
@@ -165,7 +165,7 @@ def test_what_is_no_request_ends_its_connection(echo: Echo, sent: bytes) -> None
 
 
 @given(st.integers(0, 8 * 70 - 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_flipped_bit_of_a_request_is_found(echo: Echo, bit: int) -> None:
     data = bytearray(request_bytes(b"b" * 30, b"h" * 8))
     data[bit // 8] ^= 1 << bit % 8
@@ -177,7 +177,7 @@ def test_every_flipped_bit_of_a_request_is_found(echo: Echo, bit: int) -> None:
 
 
 @given(st.integers(0, 8 * 76 - 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_flipped_bit_of_a_reply_is_found(bit: int) -> None:
     data = bytearray(reply_bytes(b"p" * 40))
     data[bit // 8] ^= 1 << bit % 8

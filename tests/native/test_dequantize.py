@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gigl_loader.graph import Column
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(packed_columns())
 def test_the_kernel_gives_the_values_of_plain_python(drawn: tuple[Column, Bytes]) -> None:
     column, packed = drawn

@@ -20,7 +20,7 @@ def _rows(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     return array.view(np.uint8).reshape(len(array), array.shape[1] * array.itemsize)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     dtype=st.sampled_from(DTYPES),
     width=st.sampled_from([1, 2, 3, 5, 8, 16, 33, 128]),

@@ -28,7 +28,7 @@ def _find(adjacency: native.Adjacency, pairs: list[tuple[int, int]], ids: Any, c
     return found.tolist()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     st.lists(st.lists(st.integers(0, 9), max_size=12), min_size=1, max_size=5), st.booleans(), st.randoms()
 )
@@ -67,7 +67,7 @@ def test_words_are_those_of_the_written_rule() -> None:
     assert list(zip(first.tolist(), second.tolist(), strict=True)) == expected
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.data())
 def test_excluded_edges_are_gone_and_the_others_stay_in_order(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 8))

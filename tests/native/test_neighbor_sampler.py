@@ -145,13 +145,13 @@ def _check_batch(sampler: native.NeighborSampler, case: Case, key: int) -> None:
         assert edge_ids.tolist() == expected.edge_ids[edge_type]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(cases(), st.integers(0, 2**64 - 1))
 def test_a_batch_equals_the_oracle(case: Case, key: int) -> None:
     _check_batch(_sampler(case), case, key)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(cases(), st.lists(st.integers(0, 2**64 - 1), min_size=2, max_size=5))
 def test_a_batch_does_not_depend_on_those_before_it(case: Case, keys: Sequence[int]) -> None:
     sampler = _sampler(case)

@@ -13,7 +13,7 @@ from gigl_loader import native
 from tests.support import oracle
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     width=st.sampled_from([0, 1, 2, 3, 4, 8, 16, 64, 100]),
     source_rows=st.integers(1, 20),
@@ -51,7 +51,7 @@ def test_large_copies_that_bypass_the_caches_are_exact(width: int, offset: int) 
     assert np.array_equal(out[places], source[rows])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     width=st.sampled_from([0, 1, 2, 3, 4, 7, 8, 16, 100, 400, 512, 5000, 70_000]),
     count=st.integers(0, 400),
@@ -133,7 +133,7 @@ def test_rows_of_another_size_are_refused() -> None:
         native.copy_rows(np.zeros((1, 4), np.uint8), None, None, np.zeros((1, 5), np.uint8))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(cuts=st.lists(st.integers(0, 100), max_size=25), values=st.lists(st.integers(0, 99), max_size=60))
 def test_values_go_to_their_owners_in_order(cuts: list[int], values: list[int]) -> None:
     bounds = np.array([0, *sorted(cuts), 100], np.int64)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigl_loader.errors import FormatError
@@ -23,7 +23,7 @@ from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_grap
 from gigl_loader.partition.job import Budget
 from tests.support.tables import PlainEdges, PlainGraph, check_built, files_of, plain_graphs
 
-_SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+_SETTINGS = settings(max_examples=150)
 
 options = st.fixed_dictionaries(
     {

@@ -30,7 +30,7 @@ def record_of(data: np.ndarray, cuts: list[int], order: list[int]) -> BlockRecor
     return sums.finish(7)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data(), size=st.integers(0, 700), order=st.lists(st.integers(0, 9), min_size=1, max_size=9))
 def test_the_order_of_writing_does_not_matter(data: st.DataObject, size: int, order: list[int]) -> None:
     cuts = data.draw(st.lists(st.integers(0, size), max_size=12))

@@ -128,7 +128,7 @@ def _frame(sampler: PlanSampler, request: BatchRequest) -> tuple[Layout, npt.NDA
     return Layout.parse(buffer), buffer
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.tuples(st.sampled_from([1, 3]), st.sampled_from(["range", "hash"]), st.sampled_from(["in", "out"])),
     st.tuples(st.sampled_from(["t", "born"]), st.sampled_from(["uniform", "replace", "last"]), st.booleans()),
@@ -275,7 +275,7 @@ def test_seeds_that_are_drawn_by_weight_keep_their_times(num_workers: int) -> No
             _check_trees(batch, born, users.seed_time)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(st.integers(0, 59), st.integers(0, 39)), min_size=1, max_size=12),
     st.data(),

@@ -202,7 +202,7 @@ class Simulation:
         heapq.heappush(self._events, (self.clock.now + after_s, self._number, act, subject))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     costs=st.lists(st.floats(0.02, 2.0), min_size=2, max_size=9),
     threads=st.integers(1, 4),
@@ -241,7 +241,7 @@ def test_more_channels_and_jobs_are_no_more_time() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.floats(0.25, 8), st.sampled_from([0.004, 0.01, 0.05]), st.integers(1, 3))
 def test_time_goes_by_share(share: float, cost: float, threads: int) -> None:
     one, other = owner_of(1), owner_of(2)

@@ -303,7 +303,7 @@ def test_a_failed_batch_has_no_arrays() -> None:
 
 # --- mutations
 
-FUZZ = settings(max_examples=200, deadline=None)
+FUZZ = settings(max_examples=200)
 
 
 def survives(buffer: npt.NDArray[np.uint8]) -> None:

@@ -104,7 +104,7 @@ def test_pickles_of_plain_values_are_read_as_python_reads_them(value: Any, proto
     assert source.at_end
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.data(), st.sampled_from([3, 5_000]))
 def test_chosen_rows_are_those_rows(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, width: int

@@ -278,7 +278,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_damaged_bytes_end_in_a_clean_error(small: Path, data: st.DataObject) -> None:
     """Or in a graph, where they are numbers."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NegativeSampling as PyGNegativeSampling
@@ -63,7 +63,7 @@ def graphs(draw: st.DrawFn) -> tuple[dict[EdgeType, list[oracle.Edge]], dict[str
     return edges, counts
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(graphs(), st.data())
 def test_batches_are_those_of_the_oracle(graph: Any, data: st.DataObject) -> None:
     edges, counts = graph

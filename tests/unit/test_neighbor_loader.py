@@ -91,7 +91,7 @@ def test_every_seed_comes_exactly_once_per_epoch(
         assert torch.equal(torch.cat([batch.batch for batch in batches]), nodes[seen])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     nodes=st.lists(st.integers(0, 299), min_size=1, max_size=40),
     batch_size=st.integers(1, 50),

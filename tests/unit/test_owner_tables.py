@@ -50,7 +50,7 @@ def table(**columns: Any) -> ArrayTable:
     return ArrayTable("owners", {name: np.array(values) for name, values in columns.items()})
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(plain_graphs(), st.integers(1, 4), st.data())
 def test_every_node_lies_where_the_table_says(plain: PlainGraph, parts: int, data: st.DataObject) -> None:
     owners, tables = {}, {}

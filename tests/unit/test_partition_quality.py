@@ -23,7 +23,7 @@ from tests.support.owners import owners_of
 from tests.support.tables import PlainGraph, plain_graphs
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(plain_graphs(), st.integers(1, 4), st.sampled_from(["in", "out"]), st.sampled_from([1, 5, 1 << 20]))
 def test_measures_equal_a_plain_count(
     plain: PlainGraph, parts: int, edge_dir: Literal["in", "out"], rows: int

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch_geometric.data import Data, HeteroData
 
@@ -49,7 +49,7 @@ def walked(batch: Any) -> list[list[int]]:
     return [[-1 if node < 0 else int(batch.n_id[node]) for node in row] for row in batch.walks.tolist()]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(st.data())
 def test_walks_are_those_of_the_oracle(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 12))

@@ -47,7 +47,7 @@ def _reloaded(state: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     epoch=st.integers(0, 1),
     stop_after=st.integers(0, NUM_BATCHES),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler.base import SubgraphType
@@ -100,7 +100,7 @@ def _expected(batch: oracle.OracleBatch, edge_type: EdgeType, kind: str) -> list
     return list(zip(*lists, strict=True))
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100)
 @given(graphs(), st.sampled_from(KINDS), st.data())
 def test_batches_are_those_of_the_oracle(graph: Any, kind: str, data: st.DataObject) -> None:
     edges, counts = graph

@@ -82,7 +82,6 @@ def test_arrays_do_not_overlap_and_leave_no_gap(specs: dict[str, ArraySpec]) -> 
     assert end == layout.nbytes
 
 
-@settings(deadline=None)
 @given(st.dictionaries(_names, _specs.filter(lambda spec: spec.dtype != "BF16"), min_size=1, max_size=5))
 def test_the_safetensors_package_reads_what_we_write(specs: dict[str, ArraySpec]) -> None:
     random = np.random.default_rng(0)

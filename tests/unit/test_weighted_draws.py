@@ -40,7 +40,7 @@ WEIGHTED = EDGE_TYPES[:2]
 # --- the index
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(
         st.lists(st.floats(0, 1e300) | st.sampled_from([0.0, 1e-320, 1.0, 1e30, 2.0**-1074]), max_size=9),
@@ -97,7 +97,7 @@ def _frame(sampler: BatchSampler, seeds: npt.NDArray[np.int64]) -> tuple[Layout,
     return Layout.parse(buffer), buffer
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     st.tuples(st.sampled_from([1, 3]), st.sampled_from(["range", "hash"]), st.sampled_from(["in", "out"])),
     st.booleans(),

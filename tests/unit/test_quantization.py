@@ -1,9 +1,9 @@
-"""Values are off by half a step at most once they were codes, whatever their dtype, range and shape."""
+"""Quantised values: off by half a step at most, and the same by kernel, torch and plain Python."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pytest
@@ -14,9 +14,15 @@ from hypothesis import strategies as st
 from gigl_loader.graph import Column, Graph
 from gigl_loader.graph.folder import MemoryFolder
 from gigl_loader.graph.quantization import Quantization
+from gigl_loader.loaders.dequantize import Dequantizer
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
 from gigl_loader.partition.table import read_quantize
-from tests.support.quantised import allowed_error, values_of
+from tests.support.quantised import allowed_error, packed_columns, values_of
+
+if TYPE_CHECKING:
+    from gigl_loader.arrays import Bytes
+    from gigl_loader.graph import Column
+
 
 EDGE = ("node", "to", "node")
 EDGES = ArrayTable("edges", {"src": np.array([0]), "dst": np.array([0])})
@@ -50,7 +56,7 @@ def check_error(found: Any, values: Any, how: Quantization) -> None:
     assert (np.abs(found.reshape(flat.shape) - flat) <= allowed_error(flat, how)).all()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     kind=st.sampled_from(KINDS),
     per=st.sampled_from(["column", "row"]),
@@ -78,7 +84,7 @@ def test_a_value_is_off_by_half_a_step_at_most(
     check_error(round_trip(table, how), values, how)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     kind=st.sampled_from(["int8", "uint4", "uint2"]),
     per=st.sampled_from(["column", "row"]),
@@ -171,3 +177,18 @@ def test_a_quantisation_is_written_as_it_is_read(text: str) -> None:
     how = Quantization.parse(text)
     assert Quantization.parse(str(how)) == how
     assert how.row_bytes(9) == math.ceil(9 * how.bits / 8) + (8 if how.per == "row" else 0)
+
+
+# --- Values of quantised columns: by the kernel and by torch operations, bit for bit those of plain Python
+
+
+@settings(max_examples=120)
+@given(packed_columns())
+def test_kernel_and_torch_give_the_values_of_plain_python(drawn: tuple[Column, Bytes]) -> None:
+    column, packed = drawn
+    expected, dequantizer = values_of(packed, column).view(np.uint32), Dequantizer(column)
+    by_kernel = dequantizer.on_host(packed, lambda nbytes: np.empty(nbytes, np.uint8))
+    by_torch = dequantizer.on_device(torch.from_numpy(packed))
+    for found in (by_kernel, by_torch):
+        assert found.dtype == torch.float32
+        assert np.array_equal(found.numpy().view(np.uint32), expected)

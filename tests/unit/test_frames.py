@@ -1,16 +1,21 @@
-"""Frames that wait to be fetched, and rings."""
+"""Frames of a server: buffers, frames that wait to be fetched, rings."""
 
 from __future__ import annotations
 
+import gc
 import os
+import threading
+from collections import deque
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from gigl_loader.memfile import map_memory
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_server.frames.ring import FrameRing
-from gigl_server.frames.store import FrameStore
+from gigl_server.frames.store import BufferPool, FrameStore
 from tests.support.store_service import Clock
 
 ME, YOU = b"m" * 32, b"y" * 32
@@ -125,9 +130,6 @@ def test_frames_on_their_way_are_counted() -> None:
     assert all(each is not None for each in sent)
 
 
-# --- rings
-
-
 def test_slots_of_a_ring_are_seen_through_its_descriptor() -> None:
     ring = FrameRing(3, 8192)
     ring.slot(1)[:] = 1
@@ -158,3 +160,107 @@ def test_a_closed_ring_leaves_nothing_and_its_slots_stay_valid() -> None:
 def test_a_ring_has_whole_slots_of_whole_pages(sizes: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="whole slots of whole pages"):
         FrameRing(*sizes)
+
+
+# --- Memory of frames: lent, back again, warm and bounded
+
+
+MB = 1 << 20
+
+
+def address(array: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def test_a_buffer_is_lent_until_the_last_thing_made_of_it_is_gone() -> None:
+    memory = BufferPool(64 * MB)
+    array = memory.take(5 * MB)
+    assert array.shape == (5 * MB,)
+    assert memory.lent >= 5 * MB
+    part, buffer = array[MB : 2 * MB], pa.py_buffer(array).slice(7, 9)
+    del array
+    gc.collect()
+    assert memory.lent >= 5 * MB
+    del part
+    assert memory.lent >= 5 * MB
+    del buffer
+    assert memory.lent == 0
+
+
+def test_frames_of_about_one_size_use_one_buffer() -> None:
+    memory = BufferPool(64 * MB)
+    places = set()
+    for nbytes in (5_000_000, 5_100_000, 4_900_000, 5_050_000):
+        places.add(address(memory.take(nbytes)))
+    assert len(places) == 1
+    assert memory.held < 6_000_000
+
+
+def test_a_small_frame_does_not_take_a_large_buffer() -> None:
+    memory = BufferPool(64 * MB)
+    large = address(memory.take(32 * MB))
+    small = memory.take(MB)
+    assert address(small) != large
+    assert memory.lent < 2 * MB
+
+
+def test_idle_buffers_make_room_for_new_ones() -> None:
+    memory = BufferPool(10 * MB)
+    for nbytes in (8 * MB, 2 * MB, 6 * MB, MB, 9 * MB):
+        memory.take(nbytes)
+        assert memory.held <= 10 * MB
+    memory.trim()
+    memory.trim()
+    assert memory.held == memory.lent == 0
+
+
+def test_it_is_full_when_all_of_it_is_lent() -> None:
+    memory = BufferPool(4 * MB)
+    lent = [memory.take(2 * MB)]
+    seen = [memory.full]
+    lent.append(memory.take(3 * MB))  # What was begun is finished.
+    seen.append(memory.full)
+    lent.pop()
+    assert [*seen, memory.full] == [False, True, False]
+
+
+def test_any_size_can_be_had() -> None:
+    memory = BufferPool(1 << 30)
+    for nbytes in (0, 1, 65_535, 65_536, 65_537, MB - 1, MB, MB + 1, 3 * MB + 17):
+        array = memory.take(nbytes)
+        assert len(array) == nbytes
+        assert nbytes <= memory.lent <= max(nbytes * 9 // 8 + 1, 65_536)
+        del array
+
+
+def test_idle_buffers_beyond_the_bound_are_freed() -> None:
+    memory = BufferPool(2 * MB)
+    lent = [memory.take(MB) for _ in range(5)]
+    lent.clear()
+    assert (memory.held, memory.lent) == (2 * MB, 0)
+
+
+class _Collecting(deque[Any]):
+    """What came back; looking ends a lease, as a collection may at any time."""
+
+    def __init__(self, lent: list[Any]) -> None:
+        super().__init__()
+        self._lent = lent
+
+    def __len__(self) -> int:
+        self._lent.clear()
+        return super().__len__()
+
+
+def test_a_buffer_that_comes_back_while_its_thread_takes_one_blocks_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lent: list[Any] = []
+    monkeypatch.setattr("gigl_server.frames.store.deque", lambda: _Collecting(lent))
+    memory = BufferPool(4 * MB)
+    lent.append(memory.take(MB))
+    taker = threading.Thread(target=memory.take, args=(MB,), daemon=True)
+    taker.start()
+    taker.join(5)
+    assert not taker.is_alive()
+    assert not lent

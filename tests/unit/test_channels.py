@@ -1,14 +1,18 @@
-"""What a source asks of servers, and where it lets frames land."""
+"""Channels of a remote source: what they request, and the queue of responses."""
 
 from __future__ import annotations
 
 import gc
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gigl_client.channels import ChannelConfig, PrivateBuffers, RingBuffers, is_this_host
+from gigl_client.receiver import ResponseQueue
 from gigl_loader.channel.ring import slot_bytes_of
 from gigl_loader.errors import FormatError
 from gigl_loader.memfile import create_memory
@@ -115,3 +119,39 @@ def test_a_size_that_is_not_of_a_slot_is_refused(nbytes: int) -> None:
     ring = RingBuffers(create_memory("test", 2 * PAGE), slots=2, slot_bytes=PAGE)
     with pytest.raises(FormatError, match="in a slot of 4096"):
         ring.lend(0, nbytes)
+
+
+# --- Queue of responses of a remote source
+
+
+PLACES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)))
+
+
+@given(PLACES)
+def test_items_come_by_fence_and_batch_and_equal_ones_as_they_were_put(places: list[tuple[int, int]]) -> None:
+    responses: ResponseQueue[int] = ResponseQueue()
+    for number, (fence, batch) in enumerate(places):
+        responses.put(number, fence=fence, batch=batch)
+    found = [responses.get() for _ in places]
+    assert found == sorted(range(len(places)), key=lambda number: places[number])
+
+
+def test_every_thread_is_ended_once_and_items_before_the_end_are_handed_out() -> None:
+    responses: ResponseQueue[int] = ResponseQueue()
+    found: list[int] = []
+
+    def work() -> None:
+        while (item := responses.get()) is not None:
+            found.append(item)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for number in range(100):
+        responses.put(number, fence=1, batch=number % 7)
+    for _ in threads:
+        responses.end()
+    for thread in threads:
+        thread.join(20)
+    assert not any(thread.is_alive() for thread in threads)
+    assert sorted(found) == list(range(100))

@@ -1,4 +1,4 @@
-"""``DistABLPLoader``: what its batches hold, against the oracle and against the rules of the page."""
+"""``DistABLPLoader``: its batches against the oracle and the rules of the page, and its input."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch_geometric.data import HeteroData
 
+from gigl_client import RemoteDistDataset
 from gigl_loader import (
     CustomSamplerOptions,
     DistABLPLoader,
@@ -19,12 +20,15 @@ from gigl_loader import (
     FormatError,
     SamplingError,
 )
+from gigl_loader.partition import build_graph, tables_from_pyg
 from tests.support import oracle
+from tests.support.clusters import addresses_of, servers_of
 from tests.support.command_line import run_here
 from tests.support.pyg_graphs import heterogeneous, homogeneous, same_batch
 
 if TYPE_CHECKING:
     from pathlib import Path
+
 
 OPTIONS: dict[str, Any] = {"num_workers": 0, "seed": 4, "batch_size": 64}
 EDGE = ("node", "to", "node")
@@ -38,7 +42,7 @@ def _first(dataset: Any, *arguments: Any, **options: Any) -> Any:
         return next(iter(loader))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(st.data())
 def test_batches_are_those_of_the_oracle(data: st.DataObject) -> None:
     counts = {"a": data.draw(st.integers(1, 10)), "b": data.draw(st.integers(1, 8))}
@@ -337,3 +341,77 @@ def test_more_trees_than_there_can_be_are_refused_in_one_line(monkeypatch: pytes
     _first(DATASET, [2], None, num_random_negatives=5, **options)
     with pytest.raises(SamplingError, match="at most 8 disjoint trees: ask for fewer entries"):
         _first(DATASET, [2], None, num_random_negatives=6, **options)
+
+
+# --- Anchors with all of their labels, fetched from datasets of every kind
+
+
+CLICKS = ("user", "clicks", "item")
+POSITIVE = torch.tensor([[3, 3, 9, 3, 3], [7, 2, 1, 7, 80]])  # A pair comes twice.
+NEGATIVE = torch.tensor([[9, 3], [4, 5]])
+
+
+def pairs_of(edges: torch.Tensor, anchors: list[int]) -> list[list[int]]:
+    """Return those of the pairs that lead from ``anchors``, ascending."""
+    return sorted(pair for pair in edges.t().tolist() if pair[0] in anchors)
+
+
+@pytest.mark.parametrize("edge_dir", ["in", "out"])
+@pytest.mark.parametrize(("parts", "assigner"), [(1, "range"), (3, "hash")])
+def test_labels_are_a_label_set_or_the_edges(edge_dir: Any, parts: int, assigner: Any) -> None:
+    data = heterogeneous()
+    dataset = DistDataset.from_pyg(
+        data,
+        labels={CLICKS: (POSITIVE, NEGATIVE)},
+        edge_dir=edge_dir,
+        num_partitions=parts,
+        assigner=assigner,
+    )
+    [clicks] = dataset.fetch_ablp_input(None, "user", CLICKS).values()
+    assert clicks.anchors.tolist() == list(range(data["user"].num_nodes))
+    assert clicks.positive.t().tolist() == sorted(POSITIVE.t().tolist())
+    assert clicks.negative is not None
+    assert clicks.negative.t().tolist() == sorted(NEGATIVE.t().tolist())
+
+    [buys] = dataset.fetch_ablp_input("train", supervision_edge_type=BUYS).values()
+    train = dataset.fetch_node_ids("train", "user")[0].tolist()
+    assert buys.anchors.tolist() == train
+    assert buys.positive.t().tolist() == pairs_of(data[BUYS].edge_index, train)
+    assert buys.negative is None
+
+
+def test_servers_give_the_same_by_server_and_share(tmp_path: Path) -> None:
+    data = homogeneous()
+    build_graph(tables_from_pyg(data), tmp_path / "graph", num_partitions=3, assigner="hash")
+    [whole] = DistDataset.open(tmp_path / "graph").fetch_ablp_input().values()
+    assert whole.positive.t().tolist() == sorted(data.edge_index.t().tolist())
+    with (
+        servers_of(tmp_path / "graph", 3) as servers,
+        RemoteDistDataset.connect(addresses_of(servers)[0], timeout=60) as dataset,
+    ):
+        found = dataset.fetch_ablp_input()
+        assert list(found) == [0, 1, 2]
+        assert {server: each.anchors.tolist() for server, each in found.items()} == {
+            server: ids.tolist() for server, ids in dataset.fetch_node_ids().items()
+        }
+        positive = torch.cat([each.positive for each in found.values()], dim=1)
+        assert sorted(positive.t().tolist()) == whole.positive.t().tolist()
+
+        shares = [dataset.fetch_ablp_input(rank=rank, world_size=2, balance="seeds") for rank in range(2)]
+        joined = [torch.cat([share[server].positive for share in shares], dim=1) for server in range(3)]
+        assert [each.tolist() for each in joined] == [each.positive.tolist() for each in found.values()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("train", "item", BUYS), "leads from 'user', not from anchors of type 'item'"),
+        (("train", "user", ("item", "buys", "user")), "unknown supervision type"),
+        (("train", "user", None), "supervision_edge_type must be one of"),
+        (("dev", "user", BUYS), "no split 'dev'"),
+    ],
+)
+def test_mistakes_are_named(arguments: Any, message: str) -> None:
+    dataset = DistDataset.from_pyg(heterogeneous())
+    with pytest.raises(ValueError, match=message):
+        dataset.fetch_ablp_input(*arguments)
