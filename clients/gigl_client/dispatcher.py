@@ -201,6 +201,7 @@ class Dispatcher:
         message = sent.message()
         self.calls += 1
         self.bytes_out += len(message)
+        _LOGGER.debug("%s: Sample batch %d of epoch %d", channel, request.batch, request.epoch)
         self._calls.add(sent.cancellation)
         try:
             self._callers.run(partial(self._call, sent, message))
