@@ -235,7 +235,7 @@ def calls_of_batches(c: Cluster, batch: Batch, k: Constants) -> list[Line]:
     targets, edges = (n * share * sum(each) for each in (batch.targets_per_hop, batch.edges_per_hop))
     frame = batch.deferred_frame_bytes if c.defers_rows else batch.frame_bytes
     lines = [
-        Line(("control", "Sample"), n, varying_in=n * batch.seeds * (8 + _INDEX_BYTES), order="N"),
+        Line(("data", "sample"), n, varying_in=n * batch.seeds * (8 + _INDEX_BYTES), order="N"),
         Line(("data", "frame"), n, varying_out=n * frame, order="N"),
     ]
     if away:

@@ -136,7 +136,7 @@ def _limits(c: Cluster, batch: Batch) -> list[dict[str, Any]]:
             limits.channels_per_job,
             "loaders cannot be opened",
         ),
-        ("Sample calls open at a server", per_server, limits.calls, "callers are told to ask again"),
+        ("requests for batches open at a server", per_server, limits.calls, "callers are told to ask again"),
         (
             "connections to a control port",
             c.ranks * c.servers_per_rank / c.servers + model.WATCHED,

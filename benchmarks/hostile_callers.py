@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -36,6 +37,10 @@ _PAUSE_S = 0.02
 _TRICKLED = 600
 
 
+_REQUESTS = 64
+"""For batches, that a caller has open."""
+
+
 class _Caller:
     """Connections to both ports, under a job of its own."""
 
@@ -44,6 +49,7 @@ class _Caller:
         self.job = new_job()
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
         self.channel = grpc.insecure_channel(scene.control, options)
+        self._threads = ThreadPoolExecutor(_REQUESTS)
 
     @property
     def headers(self) -> list[tuple[str, str]]:
@@ -75,15 +81,28 @@ class _Caller:
     def ask_for(self, channel: bytes, batch: int, index: bytes, inputs: bytes) -> Any:
         """Ask for a batch of these entries. The call ends when it lies ready."""
         request = messages.SampleRequest(channel=channel, epoch=0, batch=batch, inputs=inputs, index=index)
-        return self.call("Sample", request)
+        return self._threads.submit(self._sampled, request.SerializeToString())
 
-    def fetch(self, ticket: bytes) -> tuple[DataClient, int]:
-        """Ask the data port. Return the connection, and the size of the reply that it can read."""
+    def _sampled(self, request: bytes) -> messages.SampleReply:
+        client, nbytes = self.fetch(request, sample=True)
+        reply = np.empty(nbytes, np.uint8)
+        client.read(reply)
+        size = int(reply[:4].view("<u4")[0])
+        return messages.SampleReply.FromString(reply[4 : 4 + size].tobytes())
+
+    def fetch(self, ticket: bytes, *, sample: bool = False) -> tuple[DataClient, int]:
+        """Ask the data port. Return the connection, and the size of the reply that it can read.
+
+        With ``sample``, the request is one for a batch. ``StreamError`` for a refusal.
+        """
         host, _, port = self.scene.data.rpartition(":")
         client = DataClient(host, int(port))
         client.connect(_CALL_S)
         header = "".join(f"{name}: {value}\n" for name, value in self.headers)
-        return client, client.call(header.encode(), ticket, _CALL_S)[1]
+        refused, nbytes, _ = client.call(header.encode(), ticket, _CALL_S, sample)
+        if refused:
+            raise StreamError("refused")
+        return client, nbytes
 
 
 def _asking(
@@ -101,7 +120,7 @@ def _asking(
         batch += 16
         for call in calls:
             with suppress(grpc.RpcError, StreamError):
-                reply = messages.SampleReply.FromString(call.result())
+                reply = call.result()
                 if read:
                     client, nbytes = caller.fetch(encode_frame_request(reply.handle))
                     client.read(np.empty(nbytes, np.uint8))
@@ -131,7 +150,7 @@ def bomb(scene: Scene, kind: str) -> None:
         batch += 2
         for call in calls:
             with suppress(grpc.RpcError, StreamError):
-                reply = messages.SampleReply.FromString(call.result())
+                reply = call.result()
                 if reply.handle:
                     client, nbytes = caller.fetch(encode_frame_request(reply.handle))
                     client.read(np.empty(nbytes, np.uint8))

@@ -1,8 +1,8 @@
 """Dispatcher between a source and its servers: sends requests, turns replies into frames, retries.
 
-Only dedicated threads wait for a server. A request is an asynchronous call, whose end a callback puts in a
-queue; a few threads take it from there and fetch the frame. No thread holds the lock while it waits for a
-server.
+Only dedicated threads wait for a server: each request has one until its reply was received. A few other
+threads fetch large frames and deferred features, in the order of the batches. No thread holds the lock while
+it waits for a server.
 """
 
 from __future__ import annotations
@@ -12,29 +12,26 @@ import math
 import threading
 import time
 from collections import Counter
-from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from gigl_client.in_flight import InFlight, InFlightRequest
-from gigl_client.receiver import Response, ResponseThreads, Unfetched
+from gigl_client.receiver import Arrival, Response, ResponseThreads, Scratch, Unfetched
 from gigl_loader.channel.frame import Failure, Frame
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable, strip_traceback
-from gigl_loader.rpc.calls import Cancelled
+from gigl_loader.rpc.calls import AttemptThreads, Cancelled
 from gigl_loader.rpc.control import PENDING_HEADER
-from gigl_loader.rpc.graph_store_pb2 import SampleRequest
 from gigl_loader.rpc.refusals import Busy, Damaged, FaultKind, Gone, Unknown, rule_of
-from gigl_loader.rpc.reply_stream import MAX_INLINE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from gigl_client.channel_pool import ChannelPool
     from gigl_client.channels import Channel, OpenChannel
-    from gigl_client.receiver import Receiver, Scratch
-    from gigl_loader.rpc.graph_store_pb2 import SampleReply
+    from gigl_client.receiver import Receiver
+    from gigl_loader.rpc.reply_stream import ReplyStream
     from gigl_loader.sampling.request import BatchRequest
 
 _LOGGER = logging.getLogger(__name__)
@@ -48,6 +45,7 @@ _SILENT_S = 2.0
 damaged frame of HTTP/2 may lose a call without ending its connection."""
 _CHECK_S = 5.0
 _MAX_BROKEN = 3
+_NO_SCRATCH = Scratch()  # Of frames that are whole: nothing is written to it.
 _MAX_CHECKS = 2
 """Checks in a row without the request, after which it was lost: it may wait to be read."""
 
@@ -90,7 +88,8 @@ class Dispatcher:
         self._check_from = 0.0
         """When the awaited request may be checked again (monotonic). Infinity: a check is under way."""
         self._calls: set[Any] = set()
-        """Calls whose end was not handled yet."""
+        """Calls whose end was not handled yet. Closing cancels them."""
+        self._callers = AttemptThreads(f"requests of {name}")
         channels.on_change = self._go_on
         channels.on_leave = self._put_back
         self.threads = ResponseThreads(self._settle, name=name)
@@ -135,6 +134,7 @@ class Dispatcher:
             calls, self._calls = self._calls, set()
             self._changed.notify_all()
         self.threads.end()
+        self._callers.close()
         _at_once([partial(_cancel, calls), *jobs, *others], seconds=_CLOSE_S if wait else 0)
         self.threads.join(_LEAVE_S if wait else 0)
 
@@ -174,7 +174,7 @@ class Dispatcher:
         except Exception:  # The client was closed.
             return
         self._check_from = math.inf
-        self._await(Response(sent, call, is_check=True))
+        self._await(Response(sent, call=call))
 
     def _request_of(self, batch: int) -> BatchRequest | None:
         """Return the request for a batch: the same one at every retry. ``None`` where it cannot be made."""
@@ -198,16 +198,76 @@ class Dispatcher:
             request=request, fence=self._in_flight.fence, channel=channel, opened=opened, slot=slot, since=now
         )
         self._in_flight.add(sent)
-        message = _message(sent)
+        message = sent.message()
         self.calls += 1
-        self.bytes_out += len(message.inputs) + len(message.index)
+        self.bytes_out += len(message)
+        _LOGGER.debug("%s: Sample batch %d of epoch %d", channel, request.batch, request.epoch)
+        self._calls.add(sent.cancellation)
         try:
-            call = channel.server.client.sample(message, self._call_s)
-        except Exception as error:  # The client was closed.
-            call = Future[SampleReply]()
-            call.set_exception(error)
-        sent.cancellation.then(call.cancel)
-        self._await(Response(sent, call))
+            self._callers.run(partial(self._call, sent, message))
+        except RuntimeError as error:  # The system has no thread to give, or the source was closed.
+            self._calls.discard(sent.cancellation)
+            self._lose(sent, rule_of(FaultKind.RESOURCES).error(f"{channel}: {error}"))
+
+    def _call(self, sent: InFlightRequest, message: bytes) -> None:
+        """Request a batch, and settle its reply. Raises nothing."""
+        began = time.thread_time()
+        try:
+            self._receive(sent, message)
+        except Exception as error:
+            strip_traceback(
+                error
+            )  # Its frames hold what the threads of the store refer to, which may hold the error.
+            if not isinstance(error, Cancelled):  # Else another server has sent the batch.
+                self._land(sent, error)
+        self.threads.add_cpu(time.thread_time() - began)
+
+    def _receive(self, sent: InFlightRequest, message: bytes) -> None:
+        def read(reply: ReplyStream) -> Arrival:
+            self._replied(sent)  # The next request is sent before this reply is read.
+            return self._receiver.read(sent, reply)
+
+        failure: Exception | None = None
+        try:
+            arrival = sent.channel.server.connection.sample(
+                message, read, timeout_s=self._call_s, cancellation=sent.cancellation
+            )
+        except Exception as error:
+            failure = strip_traceback(error)  # Else a cycle with this frame would keep the memory of frames.
+        with self._changed:
+            self._calls.discard(sent.cancellation)
+        if failure is not None:
+            self._replied(sent)
+            if not sent.cancellation.cancelled:
+                self._call_failed(sent, failure)
+        elif self._is_due(sent, arrival):
+            if self._receiver.is_prompt(sent, arrival):
+                self._let_first_pass(sent)
+                self._settle_arrival(sent, arrival, _NO_SCRATCH)
+            else:
+                self.threads.put(Response(sent, arrival))
+
+    def _replied(self, sent: InFlightRequest) -> None:
+        """Record that a server has replied to a request, or that the call failed."""
+        with self._changed:
+            if sent.replied:
+                return
+            sent.replied = True
+            if sent.channel.late_until and not sent.cancellation.cancelled:
+                sent.channel.responds()
+                self._changed.notify_all()
+            self._in_flight.replied(sent)
+            self._hand_out()
+
+    def _is_due(self, sent: InFlightRequest, arrival: Arrival) -> bool:
+        """Return whether the batch of a reply is needed. If it was skipped, it is requested again."""
+        with self._changed:
+            current = self._in_flight.is_current(sent)
+        if current and not arrival.message.skipped:
+            return True
+        sent.give_slot()
+        self._again(sent, StorageUnavailable(f"{sent.channel} skipped it"))
+        return False
 
     def _await(self, response: Response) -> None:
         """Have a thread settle the response when its call has ended."""
@@ -218,49 +278,20 @@ class Dispatcher:
         try:
             if response.is_probe:
                 self._settle_probe(response)
-            elif response.is_check:
+            elif response.arrival is None:
                 self._settle_check(response)
             else:
-                self._settle_request(response, scratch)
+                self._let_first_pass(response.sent)
+                self._settle_arrival(response.sent, response.arrival, scratch)
         except Exception as error:
             strip_traceback(error)  # Threads of a store may keep it, and its frames refer to those.
             if not isinstance(error, Cancelled):  # Else another server has sent the batch.
                 self._land(response.sent, error)
 
-    def _settle_request(self, response: Response, scratch: Scratch) -> None:
-        """Record the batch of a response, or retry. Responses to an epoch that was left are discarded."""
-        sent = response.sent
-        with self._changed:
-            self._calls.discard(response.call)
-            sent.replied = True
-            sent.cancellation.then(None)
-            if sent.channel.late_until and not sent.cancellation.cancelled:
-                sent.channel.responds()
-                self._changed.notify_all()
-            current = self._in_flight.replied(sent)
-            self._hand_out()
-        client = sent.channel.server.client
+    def _settle_arrival(self, sent: InFlightRequest, arrival: Arrival, scratch: Scratch) -> None:
+        """Record the batch of a reply, or retry."""
         try:
-            reply: SampleReply = response.call.result()
-        except Exception as error:
-            if not sent.cancellation.cancelled:
-                self._call_failed(sent, _translated(sent, error))
-            return
-        trailers = response.call.trailing_metadata()
-        client.heard(trailers)
-        try:
-            client.check_reply("Sample", reply, trailers)
-        except Damaged as error:
-            sent.give_slot()
-            self._came_damaged(sent, str(error))
-            return
-        if not current or reply.skipped:
-            sent.give_slot()
-            self._again(sent, StorageUnavailable(f"{sent.channel} skipped it"))
-            return
-        self._let_first_pass(sent)
-        try:
-            frame = self._receiver.frame(sent, reply, scratch)
+            frame = self._receiver.frame(sent, arrival, scratch)
         except Unfetched as error:  # The server counts the unfetched frame until the channel is closed.
             self._give_up(sent, error.reason)
         except Damaged as error:
@@ -379,7 +410,7 @@ class Dispatcher:
         except Exception:  # The client was closed.
             return
         channel.probing = True
-        self._await(Response(sent, call, is_probe=True))
+        self._await(Response(sent, call=call, is_probe=True))
 
     def _settle_probe(self, response: Response) -> None:
         """Use a server that was late again, or give up the channel to it, as after a request."""
@@ -402,10 +433,11 @@ class Dispatcher:
             self._go_on()
 
     def _settle_check(self, response: Response) -> None:
-        """Give up the channel of a request that the server has not.
+        """Give up the channel of a request that the server has not, and of a server that is out of reach.
 
-        A check that fails says nothing of the request. One that times out may have met a connection that no
-        longer carries calls, though it still answers pings: damage to the windows of flow control does that.
+        The connection on which a request waits says nothing of a network that was cut. Any other check that
+        fails says nothing of the request. One that times out may have met a connection that no longer carries
+        calls, though it still answers pings: damage to the windows of flow control does that.
         """
         sent = response.sent
         with self._changed:
@@ -416,8 +448,11 @@ class Dispatcher:
             response.call.result()
             trailers = response.call.trailing_metadata() or ()
         except Exception as error:
-            sent.channel.note_fault(strip_traceback(_translated(sent, error)))
-            if isinstance(error, grpc.RpcError) and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            sent.channel.note_fault(found := strip_traceback(_translated(sent, error)))
+            code = error.code() if isinstance(error, grpc.RpcError) else None
+            if code is grpc.StatusCode.UNAVAILABLE and not sent.replied:
+                self._lose(sent, found)
+            elif code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 sent.checks_silent += 1
                 # At the first, second, fourth, ...: a server that stands still gets few connections.
                 if sent.checks_silent.bit_count() == 1:
@@ -448,20 +483,6 @@ def _translated(sent: InFlightRequest, error: Exception) -> Exception:
     if isinstance(error, grpc.RpcError):
         return sent.channel.server.client.error(error)
     return StorageUnavailable(f"{sent.channel}: {str(error) or 'the call was cancelled'}")
-
-
-def _message(sent: InFlightRequest) -> SampleRequest:
-    request = sent.request
-    return SampleRequest(
-        channel=sent.opened.id,
-        epoch=request.epoch,
-        batch=request.batch,
-        fence=sent.fence,
-        inputs=request.input_bytes(),
-        index=request.index.astype("<i8", copy=False).tobytes(),
-        slot=0 if sent.slot is None else sent.slot + 1,
-        inline_bytes=MAX_INLINE_BYTES,
-    )
 
 
 def _at_once(jobs: Sequence[Callable[[], None]], *, seconds: float) -> None:

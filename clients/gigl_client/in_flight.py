@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from gigl_client.channels import may_pass
 from gigl_loader.errors import SamplingError, StorageUnavailable
 from gigl_loader.rpc.calls import Call, Cancellation, Hedging
+from gigl_loader.rpc.graph_store_pb2 import SampleRequest
+from gigl_loader.rpc.reply_stream import MAX_INLINE_BYTES
 
 if TYPE_CHECKING:
     import threading
@@ -39,6 +41,20 @@ class InFlightRequest:
     """Checks for which its server had no such request."""
     checks_silent: int = 0
     """Checks that timed out."""
+
+    def message(self) -> bytes:
+        """Return the request as it is sent."""
+        message = SampleRequest(
+            channel=self.opened.id,
+            epoch=self.request.epoch,
+            batch=self.request.batch,
+            fence=self.fence,
+            inputs=self.request.input_bytes(),
+            index=self.request.index.astype("<i8", copy=False).tobytes(),
+            slot=0 if self.slot is None else self.slot + 1,
+            inline_bytes=MAX_INLINE_BYTES,
+        )
+        return bytes(message.SerializeToString())
 
     def give_slot(self) -> None:
         """Free the ring slot of a request. Only where the server never wrote to it, and never will."""

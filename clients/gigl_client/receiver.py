@@ -15,13 +15,14 @@ from gigl_loader.channel.frame import Failure, Frame
 from gigl_loader.errors import FormatError, StorageUnavailable, add_note
 from gigl_loader.rpc.refusals import Damaged, Gone
 from gigl_loader.rpc.replies import MAX_REPLY_BYTES
-from gigl_loader.rpc.reply_stream import MAX_INLINE_BYTES, fetch_frame
+from gigl_loader.rpc.reply_stream import MAX_INLINE_BYTES, fetch_frame, read_sample_reply
 
 if TYPE_CHECKING:
     from gigl_client.channels import PrivateBuffers, RingBuffers
     from gigl_client.in_flight import InFlightRequest
     from gigl_loader.arrays import Bytes
     from gigl_loader.rpc.graph_store_pb2 import SampleReply
+    from gigl_loader.rpc.reply_stream import ReplyStream
     from gigl_loader.sampling.frame_schema import FrameSchema
     from gigl_loader.sampling.frame_writer import Completion
 
@@ -87,6 +88,17 @@ class Scratch:
         return self.memory[:nbytes]
 
 
+@dataclass(slots=True, eq=False)
+class Arrival:
+    """Reply to a request, as it was received."""
+
+    message: SampleReply
+    frame: Bytes | None = None
+    """The frame, where it came with the reply."""
+    error: FormatError | None = None
+    """The frame was not read: the reply is not what it says."""
+
+
 class Receiver:
     """Turns replies into frames. Thread-safe; each thread passes a ``Scratch`` of its own."""
 
@@ -112,13 +124,36 @@ class Receiver:
         self.sampling_s = 0.0
         """Seconds that servers sampled."""
 
-    def frame(self, sent: InFlightRequest, reply: SampleReply, scratch: Scratch) -> Frame:
+    def read(self, sent: InFlightRequest, reply: ReplyStream) -> Arrival:
+        """Read the reply to a request, with the frame that follows it. Raises ``FormatError`` for damage."""
+        message = read_sample_reply(reply)
+        arrival = Arrival(message)
+        if message.WhichOneof("outcome") == "frame":
+            nbytes = reply.nbytes - reply.received
+            if not 0 < nbytes <= MAX_INLINE_BYTES or nbytes != message.nbytes:
+                arrival.error = FormatError(
+                    f"{sent.channel}: {nbytes} bytes in a reply, said to be a frame of {message.nbytes}; "
+                    f"at most {MAX_INLINE_BYTES} are read"
+                )
+                return arrival
+            deferred = sent.opened.deferred_features
+            arrival.frame = np.empty(nbytes, np.uint8) if deferred else self._buffers.lend(nbytes)
+            reply.read(arrival.frame)
+        reply.finish()
+        return arrival
+
+    def is_prompt(self, sent: InFlightRequest, arrival: Arrival) -> bool:
+        """Return whether ``frame`` needs no further call to a server."""
+        return arrival.message.WhichOneof("outcome") != "handle" and not sent.opened.deferred_features
+
+    def frame(self, sent: InFlightRequest, arrival: Arrival, scratch: Scratch) -> Frame:
         """Return the frame of a reply. The ring slot of the request is lent with the frame, or freed.
 
         Raises ``StorageUnavailable`` and ``Gone`` where the batch must be requested again, ``Unfetched``
         where its channel must also be closed, ``SamplingError`` where the batch failed, ``FormatError`` for
         bytes that break a rule, ``Cancelled`` after ``sent.cancellation``.
         """
+        reply = arrival.message
         with self._lock:
             self.sampling_s += max(reply.sampling_s, 0.0)
         ring, slot = sent.opened.ring, sent.slot
@@ -126,12 +161,14 @@ class Receiver:
         if result == "in_slot" and ring is not None and slot is not None:
             return self._in_slot(sent, ring, slot, reply.nbytes)
         sent.give_slot()
+        if arrival.error is not None:
+            raise arrival.error
         if result == "failure":
             raise _failure(sent, reply)
         if result == "handle":
             return self._fetched(sent, reply.handle, reply.nbytes, scratch)
-        if result == "frame":
-            return self._inline(sent, reply, scratch)
+        if arrival.frame is not None:
+            return self._arrived(sent, arrival.frame)
         raise FormatError(
             f"{sent.channel}: an answer of kind {result} to an ask for batch {sent.request.batch}"
         )
@@ -171,18 +208,6 @@ class Receiver:
             raise
         except StorageUnavailable as error:
             raise Unfetched(error) from None
-        return self._arrived(sent, memory)
-
-    def _inline(self, sent: InFlightRequest, reply: SampleReply, scratch: Scratch) -> Frame:
-        """Return a frame that came in the reply."""
-        nbytes = len(reply.frame)
-        if not 0 < nbytes <= MAX_INLINE_BYTES or nbytes != reply.nbytes:
-            raise FormatError(
-                f"{sent.channel}: {nbytes} bytes in a reply, said to be a frame of {reply.nbytes}; "
-                f"at most {MAX_INLINE_BYTES} are read"
-            )
-        memory = self._memory(sent, nbytes, scratch)
-        memory[:] = np.frombuffer(reply.frame, np.uint8)
         return self._arrived(sent, memory)
 
     def _memory(self, sent: InFlightRequest, nbytes: int, scratch: Scratch) -> Bytes:
@@ -246,20 +271,16 @@ _STUCK_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A request whose call has ended."""
+    """What a thread settles: the reply to a request, or the end of a call about one."""
 
     sent: InFlightRequest
-    call: Any
+    arrival: Arrival | None = None
+    """The reply to the request."""
+    call: Any = None
+    """``grpc.Future`` of a call about the request."""
     is_probe: bool = False
-    """The call asked whether the server responds, after that of ``sent`` was cancelled."""
-    is_check: bool = False
-    """The call asked whether the server has the request ``sent``, about which it was silent."""
-
-    @property
-    def brings_frame(self) -> bool:
-        return not (
-            self.is_probe or self.is_check or self.call.cancelled() or self.call.exception() is not None
-        )
+    """The call asked whether the server responds, after that of ``sent`` was cancelled. Otherwise it asked
+    whether the server has the request ``sent``, about which it was silent."""
 
 
 class ResponseThreads:
@@ -279,15 +300,20 @@ class ResponseThreads:
         self._num_fetchers, self._most_fetchers = 0, FETCHERS + _MAX_MORE_FETCHERS
         self._ended = False
         self.cpu_s = 0.0
-        """CPU time of the threads."""
+        """CPU time of the threads, and of those that received replies."""
         for _ in range(FETCHERS):
             self._start_fetcher()
         self._start(self._failures, f"settle for {name}")
 
     def put(self, response: Response) -> None:
         """Have a thread settle a response. Does not wait: it is called on threads of gRPC."""
-        sent, queue = response.sent, self._frames if response.brings_frame else self._failures
+        sent, queue = response.sent, self._frames if response.arrival is not None else self._failures
         queue.put(response, fence=sent.fence, batch=sent.request.batch)
+
+    def add_cpu(self, seconds: float) -> None:
+        """Add the CPU time of a thread that has received a reply."""
+        with self._lock:
+            self.cpu_s += seconds
 
     def stuck_at(self) -> float:
         """Return when another thread is to fetch (monotonic): all have been fetching for so long.

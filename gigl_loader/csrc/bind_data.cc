@@ -68,10 +68,10 @@ std::unique_ptr<DataServer> NewServer(const std::string& host, uint16_t port, co
 }
 
 std::tuple<uint8_t, uint64_t, uint64_t> Call(DataClient& client, const nb::bytes& header, const nb::bytes& body,
-                                             double timeout_s) {
+                                             double timeout_s, bool sample) {
   Require(header.size() <= kMaxHeaderText, "the header text is too long");
   nb::gil_scoped_release release;
-  const ReplyHead head = client.Call(TextOf(header), BytesOf(body), timeout_s);
+  const ReplyHead head = client.Call(TextOf(header), BytesOf(body), timeout_s, sample ? kSample : 0);
   return {head.status, head.payload_bytes, head.membership};
 }
 
@@ -100,6 +100,23 @@ void Reply(DataCall& call, const std::vector<Bytes>& chunks, double total_s, dou
   for (const Bytes& chunk : chunks) pieces.push_back({reinterpret_cast<const std::byte*>(chunk.data()), chunk.shape(0)});
   nb::gil_scoped_release release;
   call.Reply(pieces, crc ? &*crc : nullptr, membership, Patience::Of(total_s, stall_s));
+}
+
+// Holds chunks until a reply was sent, which may be after the Python thread has gone on.
+std::shared_ptr<const void> Kept(std::vector<Bytes> chunks) {
+  return {new std::vector<Bytes>(std::move(chunks)), [](const void* kept) {
+            nb::gil_scoped_acquire acquire;
+            delete static_cast<const std::vector<Bytes>*>(kept);
+          }};
+}
+
+void Post(DataCall& call, std::vector<Bytes> chunks, double seconds, uint64_t membership) {
+  std::vector<std::span<const std::byte>> pieces;
+  pieces.reserve(chunks.size());
+  for (const Bytes& chunk : chunks) pieces.push_back({reinterpret_cast<const std::byte*>(chunk.data()), chunk.shape(0)});
+  auto kept = Kept(std::move(chunks));
+  nb::gil_scoped_release release;
+  call.Post(std::move(pieces), std::move(kept), membership, seconds);
 }
 
 std::vector<std::tuple<std::string, uint16_t, std::string, bool, size_t>> Sweep(DataServer& server) {
@@ -140,7 +157,7 @@ void BindData(nb::module_& m) {
         new (self) DataClient(std::move(host), port, tls, name);
       }, "host"_a, "port"_a, "tls"_a.none() = nb::none(), "name"_a = "")
       .def("connect", &DataClient::Connect, "timeout_s"_a, Release())
-      .def("call", &Call, "header"_a, "body"_a, "timeout_s"_a)
+      .def("call", &Call, "header"_a, "body"_a, "timeout_s"_a, "sample"_a = false)
       .def("read", &ReadInto, "out"_a.noconvert())
       .def("finish", &DataClient::Finish, Release())
       .def("cancel", &DataClient::Cancel, Release())
@@ -151,6 +168,8 @@ void BindData(nb::module_& m) {
   nb::class_<DataCall>(m, "DataCall")
       .def_prop_ro("version", [](const DataCall& call) { return call.head().version; })
       .def_prop_ro("unread", [](const DataCall& call) { return (call.head().flags & kChecksumUnread) != 0; })
+      .def_prop_ro("asks_batch", [](const DataCall& call) { return (call.head().flags & kSample) != 0; })
+      .def_prop_ro("id", &DataCall::id)
       .def_prop_ro("body_bytes", [](const DataCall& call) { return call.head().body_bytes; })
       .def_prop_ro("header", [](const DataCall& call) { return NewBytes(call.header()); })
       .def_prop_ro("address", &DataCall::address)
@@ -162,6 +181,13 @@ void BindData(nb::module_& m) {
         nb::gil_scoped_release release;
         call.Refuse(BytesOf(record), closes, Patience::Of(total_s, total_s));
       }, "record"_a, "total_s"_a, "closes"_a = false)
+      .def("wait", &DataCall::Wait, Release())
+      .def("post", &Post, "chunks"_a, "seconds"_a, "membership"_a = 0)
+      .def("post_refusal", [](DataCall& call, const nb::bytes& record, double seconds) {
+        std::string copied(TextOf(record));
+        nb::gil_scoped_release release;
+        call.PostRefusal(std::move(copied), seconds);
+      }, "record"_a, "seconds"_a)
       .def_prop_ro("gone", &DataCall::Gone)
       .def("cancel", &DataCall::Cancel);
 
@@ -175,6 +201,7 @@ void BindData(nb::module_& m) {
         server.Accept(NewTokens(tokens, refusal));
       }, "tokens"_a, "refusal"_a)
       .def("next", &DataServer::Next, "timeout_s"_a, Release())
+      .def("take_gone", &DataServer::TakeGone, Release())
       .def("sweep", &Sweep)
       .def("stop", &DataServer::Stop, Release())
       .def("cut_all", &DataServer::CutAll, Release())

@@ -74,9 +74,8 @@ void DataCall::Refuse(std::span<const std::byte> record, bool closes, const Pati
        patience);
 }
 
-void DataCall::Send(const std::vector<std::span<const std::byte>>& pieces, uint8_t status, const uint32_t* crc,
-                    uint64_t membership, bool closes, const Patience& patience) {
-  if (!connection_) throw std::logic_error("the call has its reply");
+ReplyHead DataCall::NewHead(const std::vector<std::span<const std::byte>>& pieces, uint8_t status, uint64_t membership,
+                            bool closes) const {
   ReplyHead head{};
   std::memcpy(head.magic, kDataMagic, sizeof head.magic);
   head.version = kDataVersion;
@@ -85,6 +84,47 @@ void DataCall::Send(const std::vector<std::span<const std::byte>>& pieces, uint8
   for (const auto& piece : pieces) head.payload_bytes += piece.size();
   head.membership = membership;
   head.crc = HeadCrc(head);
+  return head;
+}
+
+void DataCall::Wait() {
+  if (!connection_ || !body_read_) throw std::logic_error("a call waits once its body was read");
+  connections_->Wait(connection_);
+}
+
+void DataCall::Post(std::vector<std::span<const std::byte>> pieces, std::shared_ptr<const void> memory,
+                    uint64_t membership, double seconds) {
+  PostPieces(pieces, std::move(memory), kReplyOk, membership, seconds);
+}
+
+void DataCall::PostRefusal(std::string record, double seconds) {
+  const auto kept = std::make_shared<const std::string>(std::move(record));
+  const auto bytes = std::as_bytes(std::span(*kept));
+  PostPieces({bytes.first(std::min<size_t>(bytes.size(), kMaxRefusal))}, kept, kReplyRefused, 0, seconds);
+}
+
+void DataCall::PostPieces(const std::vector<std::span<const std::byte>>& pieces, std::shared_ptr<const void> memory,
+                          uint8_t status, uint64_t membership, double seconds) {
+  if (!connection_) throw std::logic_error("the call has its reply");
+  auto reply = std::make_unique<PostedReply>();
+  reply->head = NewHead(pieces, status, membership, false);
+  reply->memory = std::move(memory);
+  reply->pieces.push_back({&reply->head, kHeadBytes});
+  const bool sums = (head_.flags & kChecksumUnread) == 0;
+  for (const auto& piece : pieces) {
+    if (sums) reply->trailer = Crc32c(piece, reply->trailer);
+    reply->pieces.push_back({const_cast<std::byte*>(piece.data()), piece.size()});
+  }
+  reply->pieces.push_back({&reply->trailer, kTrailerBytes});
+  reply->unsent = reply->pieces;
+  if (connections_->Resume(connection_)) connections_->Post(connection_, std::move(reply), seconds);
+  connection_.reset();
+}
+
+void DataCall::Send(const std::vector<std::span<const std::byte>>& pieces, uint8_t status, const uint32_t* crc,
+                    uint64_t membership, bool closes, const Patience& patience) {
+  if (!connection_) throw std::logic_error("the call has its reply");
+  ReplyHead head = NewHead(pieces, status, membership, closes);
   try {
     SendPieces(head, pieces, crc, patience);
   } catch (...) {

@@ -43,6 +43,19 @@ class DataCall {
   // begun and failed, the connection has ended: this throws, and sends nothing into the middle of the payload.
   void Refuse(std::span<const std::byte> record, bool closes, const Patience& patience);
 
+  // Lets the call wait for its reply without a thread, once its body was read. Then come Post or PostRefusal, from any
+  // thread; or Next tells that the caller is gone.
+  void Wait();
+
+  // Sends a reply of these pieces, or a refusal, without waiting: the server sends on what the socket does not take.
+  // `memory` keeps the pieces until they were sent. Does nothing where the caller is gone.
+  void Post(std::vector<std::span<const std::byte>> pieces, std::shared_ptr<const void> memory, uint64_t membership,
+            double seconds);
+  void PostRefusal(std::string record, double seconds);
+
+  // Tells this call from others of the server, while it waits.
+  uint64_t id() const { return subject_->id; }
+
   // Whether the caller has closed its side of the connection, or the connection was reset. Any thread may look.
   bool Gone() const;
 
@@ -51,6 +64,10 @@ class DataCall {
   bool Cancel();
 
  private:
+  ReplyHead NewHead(const std::vector<std::span<const std::byte>>& pieces, uint8_t status, uint64_t membership,
+                    bool closes) const;
+  void PostPieces(const std::vector<std::span<const std::byte>>& pieces, std::shared_ptr<const void> memory,
+                  uint8_t status, uint64_t membership, double seconds);
   void Send(const std::vector<std::span<const std::byte>>& pieces, uint8_t status, const uint32_t* crc, uint64_t membership,
             bool closes, const Patience& patience);
   void SendPieces(ReplyHead& head, const std::vector<std::span<const std::byte>>& pieces, const uint32_t* crc,

@@ -72,14 +72,15 @@ void DataClient::Connect(double timeout_s) {
   throw StreamError("cannot connect: " + reason);
 }
 
-ReplyHead DataClient::Call(std::string_view header, std::span<const std::byte> body, double timeout_s) {
+ReplyHead DataClient::Call(std::string_view header, std::span<const std::byte> body, double timeout_s,
+                           uint16_t flags) {
   if (!reusable_) throw StreamError("not connected");
   reusable_ = closes_ = false;
   patience_ = Patience::Of(timeout_s, timeout_s);
   RequestHead head{};
   std::memcpy(head.magic, kDataMagic, sizeof head.magic);
   head.version = kDataVersion;
-  head.flags = stream_->encrypted() ? kChecksumUnread : 0;
+  head.flags = flags | (stream_->encrypted() ? kChecksumUnread : 0);
   head.header_bytes = static_cast<uint32_t>(header.size());
   head.body_crc = stream_->encrypted() ? 0 : Crc32c(body);
   head.body_bytes = body.size();

@@ -27,7 +27,8 @@ class DataClient {
 
   // Sends a request and returns the head of its reply. The whole call has `timeout_s`. Throws StreamError, and
   // StreamClosed where the server closed the connection before its reply.
-  ReplyHead Call(std::string_view header, std::span<const std::byte> body, double timeout_s);
+  // `flags` say what the body is (kSample).
+  ReplyHead Call(std::string_view header, std::span<const std::byte> body, double timeout_s, uint16_t flags = 0);
 
   // Reads the next bytes of the payload, whose length is that of `out`. Throws std::length_error beyond its end.
   void Read(std::span<std::byte> out);

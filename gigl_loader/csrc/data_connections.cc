@@ -23,6 +23,7 @@ constexpr int kAcceptedAtOnce = 256;
 constexpr int kEventsAtOnce = 64;
 constexpr int kStepsAtOnce = 4;  // of strangers, between two looks at what else is ready
 constexpr std::string_view kNoMemory = "no memory is left";
+constexpr size_t kPostedAtOnce = 1 << 20;  // bytes of a reply, between two looks at what else is ready
 constexpr size_t kMaxDropped = 64;  // told at once: whoever logs them holds a lock that calls need
 
 Clock::time_point In(double seconds) {
@@ -286,6 +287,65 @@ void DataConnections::BeginHead(DataConnection& connection) {
   connection.deadline = In(limits.stranger_s);
 }
 
+// --- replies that no thread waits for
+
+void DataConnections::Wait(const HeldConnection& connection) {
+  Pool& pool = PoolOf(*connection);
+  const MutexLock lock(pool.mutex);
+  connection->waits = true;
+  connection->deadline = Clock::time_point::max();
+  RestLocked(pool, connection, 0);
+}
+
+bool DataConnections::Resume(const HeldConnection& connection) {
+  Pool& pool = PoolOf(*connection);
+  const MutexLock lock(pool.mutex);
+  if (!connection->resting || !pool.connections.contains(connection->id)) return false;
+  connection->resting = connection->waits = false;  // an event that comes now finds that it does not rest
+  return true;
+}
+
+void DataConnections::Post(const HeldConnection& connection, std::unique_ptr<PostedReply> reply, double seconds) {
+  connection->posted = std::move(reply);
+  {
+    const MutexLock lock(PoolOf(*connection).mutex);
+    connection->deadline = In(seconds);
+  }
+  Continue(connection);
+}
+
+void DataConnections::Continue(const HeldConnection& connection) {
+  PostedReply& reply = *connection->posted;
+  try {
+    const Step step = connection->stream.TrySend(reply.unsent, kPostedAtOnce);
+    if (step == Step::kClosed) {
+      Drop(connection, "");
+    } else if (step == Step::kDone && reply.unsent.empty()) {
+      const auto sent = std::move(connection->posted);  // freed at the end, without a lock
+      EndCall(connection, sent->closes);
+    } else {
+      Rest(connection, step == Step::kWantRead ? EPOLLIN : EPOLLOUT);
+    }
+  } catch (const StreamError&) {
+    Drop(connection, "");
+  }
+  FreeEnded();
+}
+
+std::vector<uint64_t> DataConnections::TakeGone() {
+  const MutexLock lock(noting_);
+  return std::exchange(gone_, {});
+}
+
+void DataConnections::FreeEnded() {
+  std::unique_ptr<PostedReply> ended;
+  {
+    const MutexLock lock(noting_);
+    ended.swap(ended_);
+  }
+  while (ended) ended = std::move(ended->next);
+}
+
 // --- ending
 
 void DataConnections::Drop(const HeldConnection& connection, std::string_view reason) {
@@ -301,6 +361,18 @@ void DataConnections::DropLocked(Pool& pool, const HeldConnection& connection, s
   if (!reason.empty()) Note(held->peer, reason);
   epoll_ctl(pool.poller.get(), EPOLL_CTL_DEL, held->stream.fd(), nullptr);
   held->stream.Cancel();  // a thread that reads from it ends
+  if (!held->posted && !held->waits) return;
+  const MutexLock noting(noting_);
+  if (held->waits) {
+    try {
+      gone_.push_back(held->id);
+    } catch (const std::bad_alloc&) {  // its request stays until it was sampled
+    }
+  }
+  if (held->posted) {
+    held->posted->next = std::move(ended_);
+    ended_ = std::move(held->posted);
+  }
 }
 
 // Ends the oldest stranger of the network that has most of them: who comes with many pushes out its own.
@@ -345,6 +417,7 @@ std::vector<DroppedConnection> DataConnections::Sweep() {
   }
   SweepPool(strangers_);
   SweepPool(callers_);
+  FreeEnded();
   std::vector<DroppedConnection> told;
   const MutexLock lock(noting_);
   for (auto& [key, each] : dropped_) told.push_back(std::move(each));
@@ -370,6 +443,7 @@ void DataConnections::Stop() {
   }
   StopPool(strangers_);
   StopPool(callers_);
+  FreeEnded();
 }
 
 void DataConnections::StopPool(Pool& pool) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "data_stream.h"
+#include "data_wire.h"
 #include "listening.h"
 #include "mutex.h"
 
@@ -67,6 +68,19 @@ class NetworkCounts : public std::enable_shared_from_this<NetworkCounts> {
   std::unordered_map<std::string, size_t> counts_ GUARDED_BY(mutex_);
 };
 
+// A reply that is sent as the socket takes it, by whichever thread of Next finds it ready. No thread waits for it.
+struct PostedReply {
+  ReplyHead head{};
+  uint32_t trailer = 0;
+  std::vector<iovec> pieces;  // of the head, the payload and the trailer
+  std::span<iovec> unsent;
+  bool closes = false;
+  // Keeps the payload. Its end may wait for the interpreter's lock, whose holder may wait for a mutex of this server:
+  // it is never destroyed under one.
+  std::shared_ptr<const void> memory;
+  std::unique_ptr<PostedReply> next;  // among those that ended
+};
+
 // One accepted connection. Its fields belong to the thread that took it; those below the line to whoever holds
 // the mutex of its epoll.
 struct DataConnection {
@@ -83,9 +97,11 @@ struct DataConnection {
   uint64_t lingered = 0, linger_end = 0;  // bytes that were dropped, and TLS around them, and where they end
   std::vector<std::byte> head;  // that came so far, at most 4 KiB until it is complete
   std::string certificate;
+  std::unique_ptr<PostedReply> posted;  // what is being sent
   // ---
   bool resting = true;   // in its epoll
   bool lingers = false;  // was refused; what it still sends is dropped
+  bool waits = false;    // for a reply that is made elsewhere: only its end is looked at
   Clock::time_point deadline;  // for what is waited for
 };
 
@@ -125,6 +141,24 @@ class DataConnections {
   // Lets a connection rest after a call: for the next one, or, where it `closes`, until its caller has read the
   // reply. Closed at once, unread bytes would have the kernel discard what is on its way.
   void EndCall(const HeldConnection& connection, bool closes);
+
+  // Lets a connection rest until its reply is posted. Take returns it, marked as waiting, once its caller is gone.
+  void Wait(const HeldConnection& connection);
+
+  // Takes a waiting connection back, to reply. False where it has ended, or another thread found that its caller is gone.
+  bool Resume(const HeldConnection& connection);
+
+  // Begins to send a reply. Does not wait. The connection ends if that takes `seconds`.
+  void Post(const HeldConnection& connection, std::unique_ptr<PostedReply> reply, double seconds);
+
+  // Goes on sending a posted reply, a part of it at a time, so that calls do not wait for a large one.
+  void Continue(const HeldConnection& connection);
+
+  // Returns the ids of waiting connections that were dropped, each once.
+  std::vector<uint64_t> TakeGone();
+
+  // Frees what posted replies kept that ended without having been sent. Call it without a lock.
+  void FreeEnded();
 
   // Ends a connection. With a reason, it is told by the next Sweep.
   void Drop(const HeldConnection& connection, std::string_view reason);
@@ -198,6 +232,8 @@ class DataConnections {
   Mutex noting_;  // taken last
   // By address and reason.
   std::map<std::pair<std::string, std::string>, DroppedConnection> dropped_ GUARDED_BY(noting_);
+  std::unique_ptr<PostedReply> ended_ GUARDED_BY(noting_);  // a list, which grows without memory
+  std::vector<uint64_t> gone_ GUARDED_BY(noting_);
 };
 
 }  // namespace gigl

@@ -131,6 +131,14 @@ void DataServer::AcceptOrRefuse(const HeldConnection& connection) {
 std::unique_ptr<DataCall> DataServer::Next(double timeout_s) {
   const auto until = Patience::Of(timeout_s, timeout_s).deadline;
   while (const auto connection = connections_->Take(until)) {
+    if (connection->posted) {
+      connections_->Continue(connection);
+      continue;
+    }
+    if (connection->waits) {
+      connections_->Drop(connection, "");
+      return nullptr;
+    }
     if (!std::exchange(connection->complete, false) && !Advance(connection)) continue;
     try {
       return std::make_unique<DataCall>(connections_, connection);

@@ -58,8 +58,12 @@ class DataServer {
   // Accepts other tokens of strangers from now on. Connections that have shown one stay.
   void Accept(std::shared_ptr<const AcceptedTokens> tokens);
 
-  // Waits for a call. Null after the time, or once the server was stopped.
+  // Waits for a call, and meanwhile sends on what was posted. Null after the time, once the server was stopped, and when
+  // the caller of a waiting call is gone.
   std::unique_ptr<DataCall> Next(double timeout_s);
+
+  // Returns the waiting calls (DataCall::id) whose callers are gone, each once.
+  std::vector<uint64_t> TakeGone() { return connections_->TakeGone(); }
 
   // Ends connections whose time is over, and accepts again where there was no memory or descriptor for it: to be
   // called every second. Returns connections that ended since the last call, except in good order.

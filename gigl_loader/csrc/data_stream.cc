@@ -21,6 +21,7 @@ namespace {
 constexpr size_t kPieceBytes = 256 << 10;
 constexpr size_t kMaxPieces = 64;
 constexpr int64_t kStopPollMs = 20;
+constexpr int kKeepIdleS = 10, kKeepEachS = 5, kKeepProbes = 3;
 
 std::span<std::byte> BytesOf(const iovec& piece) { return {static_cast<std::byte*>(piece.iov_base), piece.iov_len}; }
 
@@ -48,6 +49,11 @@ DataStream::DataStream(Descriptor socket, std::shared_ptr<const TlsContext> tls,
     : socket_(std::move(socket)) {
   const int on = 1;
   setsockopt(fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  // A call may wait for minutes: else it would not be noticed that its network was cut.
+  setsockopt(fd(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  setsockopt(fd(), IPPROTO_TCP, TCP_KEEPIDLE, &kKeepIdleS, sizeof kKeepIdleS);
+  setsockopt(fd(), IPPROTO_TCP, TCP_KEEPINTVL, &kKeepEachS, sizeof kKeepEachS);
+  setsockopt(fd(), IPPROTO_TCP, TCP_KEEPCNT, &kKeepProbes, sizeof kKeepProbes);
   if (tls) tls_ = std::make_unique<TlsSession>(std::move(tls), fd(), host);
 }
 
@@ -115,6 +121,18 @@ Step DataStream::TryWrite(std::span<iovec>& pieces, size_t& sent) {
   if (errno == EAGAIN || errno == EWOULDBLOCK) return Step::kWantWrite;
   if (errno == EPIPE || errno == ECONNRESET) return Step::kClosed;
   throw StreamError(std::generic_category().message(errno));
+}
+
+Step DataStream::TrySend(std::span<iovec>& pieces, size_t most) {
+  size_t total = 0;
+  while (true) {
+    while (!pieces.empty() && pieces.front().iov_len == 0) pieces = pieces.subspan(1);
+    if (pieces.empty() && !tls_) return Step::kDone;
+    size_t sent;
+    const Step step = TryWrite(pieces, sent);
+    total += sent;
+    if (step != Step::kDone || pieces.empty() || total >= most) return step;
+  }
 }
 
 short DataStream::Wait(short events, const Patience& patience, Clock::time_point since) {

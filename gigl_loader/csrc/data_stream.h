@@ -58,6 +58,8 @@ class DataStream {
   // One step that does not wait. `got` is 0 unless the step is kDone. Throws StreamError.
   Step TryHandshake();
   Step TryRead(std::span<std::byte> out, size_t& got);
+  // Sends at most `most` bytes of `pieces`, and removes what was sent. kDone with pieces left: `most` were sent.
+  Step TrySend(std::span<iovec>& pieces, size_t most);
 
   // Waits until connect() has ended.
   void AwaitConnected(const Patience& patience);

@@ -15,7 +15,7 @@ namespace gigl {
 static_assert(std::endian::native == std::endian::little, "heads are copied as they lie in memory");
 
 constexpr char kDataMagic[4] = {'G', 'I', 'G', 'L'};
-constexpr uint16_t kDataVersion = 3;
+constexpr uint16_t kDataVersion = 4;
 constexpr size_t kHeadBytes = 32;
 constexpr size_t kMaxHeaderText = 4096 - kHeadBytes;
 constexpr uint64_t kMaxRefusal = 16 << 10;
@@ -23,6 +23,8 @@ constexpr size_t kTrailerBytes = 4;
 
 // The caller ignores the checksum of the reply, because it uses TLS.
 constexpr uint16_t kChecksumUnread = 1;
+// The body asks for a batch: a gigl.v1.SampleRequest.
+constexpr uint16_t kSample = 2;
 
 // A request: this head, `header_bytes` of text, `body_bytes` of body.
 struct RequestHead {

@@ -661,9 +661,12 @@ class DataClient:
         """``name`` is what the certificate must name, if that is not ``host``."""
     def connect(self, timeout_s: float) -> None:
         """Connect, once. Raises ``StreamError``."""
-    def call(self, header: bytes, body: bytes, timeout_s: float) -> tuple[int, int, int]:
-        """Send a request. Return 0 or 1 (refused), the size of the payload, and the membership's version.
+    def call(
+        self, header: bytes, body: bytes, timeout_s: float, sample: bool = False
+    ) -> tuple[int, int, int]:
+        """Send a request, with ``sample`` one for a batch.
 
+        Return 0 or 1 (refused), the size of the payload, and the membership's version.
         The whole call, with its ``read`` and ``finish``, has ``timeout_s``. Raises ``StreamError``.
         """
     def read(self, out: npt.NDArray[np.uint8]) -> None:
@@ -690,6 +693,12 @@ class DataCall:
     def unread(self) -> bool:
         """Whether the caller ignores the checksum of the reply."""
     @property
+    def asks_batch(self) -> bool:
+        """Whether the body is a ``SampleRequest``."""
+    @property
+    def id(self) -> int:
+        """Number that tells this call from others of the server, while it waits."""
+    @property
     def body_bytes(self) -> int: ...
     @property
     def header(self) -> bytes:
@@ -714,6 +723,18 @@ class DataCall:
         """Send a reply of these chunks. Without their ``crc`` it is computed while they are sent."""
     def refuse(self, record: bytes, total_s: float, closes: bool = False) -> None:
         """Send a refusal. The connection ends where the body was not read, or ``closes``."""
+    def wait(self) -> None:
+        """Let the call wait without a thread, once its body was read.
+
+        Then come ``post`` or ``post_refusal``, or ``DataServer.take_gone`` returns its ``id``.
+        """
+    def post(self, chunks: Sequence[npt.NDArray[np.uint8]], seconds: float, membership: int = 0) -> None:
+        """Send a reply of these chunks without waiting, and keep them until they were sent.
+
+        The connection ends if that takes longer than ``seconds``. Does nothing where the caller is gone.
+        """
+    def post_refusal(self, record: bytes, seconds: float) -> None:
+        """Send a refusal without waiting. Does nothing where the caller is gone."""
     @property
     def gone(self) -> bool:
         """Whether the caller has closed its side of the connection, or the connection was reset."""
@@ -746,7 +767,12 @@ class DataServer:
     def renew(self, tls: TlsContext | None) -> None:
         """Use another context for new connections."""
     def next(self, timeout_s: float) -> DataCall | None:
-        """Wait for a call. ``None`` after the time, or once the server was stopped."""
+        """Wait for a call, and meanwhile send on what was posted.
+
+        ``None`` after the time, once the server was stopped, and when the caller of a waiting call is gone.
+        """
+    def take_gone(self) -> list[int]:
+        """Return the waiting calls (``DataCall.id``) whose callers are gone, each once."""
     def sweep(self) -> list[tuple[str, int, str, bool, int]]:
         """End connections whose time is over, and return what was ended since the last call.
 

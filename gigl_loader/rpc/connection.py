@@ -275,6 +275,34 @@ class Connection:
             with self._lock:
                 self._under_way.discard(cancellation)
 
+    def sample(
+        self,
+        request: bytes,
+        read: Callable[[ReplyStream], Result],
+        *,
+        timeout_s: float,
+        cancellation: Cancellation,
+    ) -> Result:
+        """Send a request for a batch, a ``SampleRequest``, once, and return ``read(reply)``.
+
+        The peer replies when the batch was sampled. Raises the class of the fault (``refusals.FAULT_RULES``),
+        and ``Cancelled`` after ``cancellation``.
+        """
+        with self._lock:
+            if self._closed:
+                raise self._ended_error()
+            self._under_way.add(cancellation)
+        try:
+            deadline = time.monotonic() + timeout_s
+            return self._attempt(request, read, deadline, cancellation, asks_batch=True)
+        except Refusal as refusal:
+            raise refusal.error(str(self._endpoint), self._contact) from None
+        except AttemptFailed as error:
+            raise rule_of(error.kind).error(f"{self._endpoint}: {error}") from None
+        finally:
+            with self._lock:
+                self._under_way.discard(cancellation)
+
     def _patient(
         self,
         request: bytes,
@@ -316,6 +344,8 @@ class Connection:
         read: Callable[[ReplyStream], Result],
         deadline: float,
         cancellation: Cancellation,
+        *,
+        asks_batch: bool = False,
     ) -> Result:
         """Send a request, again where an idle connection was closed or a token was replaced."""
         if cancellation.cancelled:
@@ -327,7 +357,7 @@ class Connection:
                 connection = self._pool.take()
                 try:
                     with cancellation.ends_by(connection.cancel):
-                        return self._ask(connection, request, read, deadline)
+                        return self._ask(connection, request, read, deadline, asks_batch)
                 except StreamClosed:
                     # The service closed an idle connection, or was restarted: a request may be sent twice.
                     if connection.is_new or connection.client.left:
@@ -357,6 +387,7 @@ class Connection:
         request: bytes,
         read: Callable[[ReplyStream], Result],
         deadline: float,
+        asks_batch: bool,
     ) -> Result:
         """Connect a new connection, and make the call until ``deadline`` (monotonic)."""
         began = time.monotonic()
@@ -364,7 +395,7 @@ class Connection:
         if connection.is_new:
             connection.connect(max(deadline - began, 0.001))
         left = max(deadline - time.monotonic(), 0.001)
-        refused, nbytes, membership = client.call(connection.header, request, left)
+        refused, nbytes, membership = client.call(connection.header, request, left, asks_batch)
         self._contact = Contact.ESTABLISHED if not refused else self._contact
         if membership not in (0, self._heard) and self.on_membership is not None:
             self._heard = membership
@@ -377,7 +408,8 @@ class Connection:
         finally:
             self.count(bytes_in=reply.received)
             if _LOGGER.isEnabledFor(logging.DEBUG):
-                self._log(request, reply.received, time.monotonic() - began)
+                asked = "sample" if asks_batch else _verb(request)
+                self._log(asked, len(request), reply.received, time.monotonic() - began)
 
     def _refused(self, reply: ReplyStream) -> Exception:
         """Read a refusal, and return the exception of its attempt."""
@@ -391,13 +423,12 @@ class Connection:
             return _TokenRefused(refusal)
         return _failure_of(refusal, self._contact)
 
-    def _log(self, request: bytes, nbytes: int, seconds: float) -> None:
-        asked = Layout.parse(np.frombuffer(request, np.uint8)).metadata.get("ask", "?")
+    def _log(self, asked: str, sent: int, nbytes: int, seconds: float) -> None:
         _LOGGER.debug(
             "%s: %s: %d bytes sent, %d received in %.1f ms",
             self._endpoint,
             asked,
-            len(request),
+            sent,
             nbytes,
             1e3 * seconds,
         )
@@ -407,6 +438,10 @@ class Connection:
         if self._closed:
             return SamplingError(f"the connection to {self._endpoint} was closed")
         return Cancelled(f"the call to {self._endpoint} was cancelled")
+
+
+def _verb(request: bytes) -> str:
+    return Layout.parse(np.frombuffer(request, np.uint8)).metadata.get("ask", "?")
 
 
 def _failure_of(refusal: Refusal, contact: Contact) -> Exception:

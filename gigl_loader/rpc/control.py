@@ -38,7 +38,6 @@ STORE_METHODS: Mapping[str, tuple[Any, Any]] = {
     "Cluster": (messages.ClusterRequest, messages.ClusterView),
     "CreateProducer": (messages.CreateProducerRequest, messages.CreateProducerReply),
     "OpenChannel": (messages.OpenChannelRequest, messages.Channel),
-    "Sample": (messages.SampleRequest, messages.SampleReply),
     "Heartbeat": (messages.HeartbeatRequest, messages.HeartbeatReply),
     "CloseChannel": (messages.CloseChannelRequest, messages.CloseChannelReply),
     "DestroyProducer": (messages.DestroyProducerRequest, messages.DestroyProducerReply),

@@ -176,12 +176,12 @@ class SampleReply(_message.Message):
     handle: bytes
     failure: bytes
     skipped: bool
-    frame: bytes
+    frame: bool
     nbytes: int
     unavailable: bool
     sampling_s: float
     waiting_s: float
-    def __init__(self, in_slot: bool = ..., handle: _Optional[bytes] = ..., failure: _Optional[bytes] = ..., skipped: bool = ..., frame: _Optional[bytes] = ..., nbytes: _Optional[int] = ..., unavailable: bool = ..., sampling_s: _Optional[float] = ..., waiting_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, in_slot: bool = ..., handle: _Optional[bytes] = ..., failure: _Optional[bytes] = ..., skipped: bool = ..., frame: bool = ..., nbytes: _Optional[int] = ..., unavailable: bool = ..., sampling_s: _Optional[float] = ..., waiting_s: _Optional[float] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("channels",)

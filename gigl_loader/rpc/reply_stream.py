@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from struct import Struct
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from gigl_loader.errors import FormatError
 from gigl_loader.rpc.graph_requests import encode_frame_request
+from gigl_loader.rpc.graph_store_pb2 import SampleReply
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -69,6 +72,12 @@ class ReplyStream:
             self.read(piece)
             yield piece
 
+    def next(self, nbytes: int) -> bytes:
+        """Return the next bytes."""
+        piece = self._scratch.take(nbytes)
+        self.read(piece)
+        return piece.tobytes()
+
     def finish(self) -> None:
         """Raise ``FormatError`` unless all bytes were read, and match their checksum."""
         if self.received != self.nbytes:
@@ -79,6 +88,22 @@ class ReplyStream:
 
 MAX_INLINE_BYTES = 512 << 10
 """A frame of at most so many bytes may come in the reply of a request: that saves a call to the data port."""
+_MESSAGE_SIZE = Struct("<I")
+_MAX_MESSAGE_BYTES = 1 << 20
+"""Limit of the message before a frame. A failure has a traceback."""
+
+
+def read_sample_reply(reply: ReplyStream) -> SampleReply:
+    """Read the message of a reply to a request for a batch. What follows is its frame, or nothing."""
+    head = reply.next(_MESSAGE_SIZE.size)
+    (nbytes,) = _MESSAGE_SIZE.unpack(head)
+    if nbytes > _MAX_MESSAGE_BYTES:
+        raise FormatError(f"reply: a message of {nbytes} bytes; at most {_MAX_MESSAGE_BYTES} are read")
+    try:
+        message: SampleReply = SampleReply.FromString(reply.next(nbytes))
+    except DecodeError:
+        raise FormatError("reply: the message is no SampleReply") from None
+    return message
 
 
 def fetch_frame(

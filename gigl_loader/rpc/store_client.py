@@ -191,20 +191,11 @@ class StoreClient:
         channel: messages.Channel = self._call("OpenChannel", request, timeout_s)
         return channel
 
-    def sample(self, request: messages.SampleRequest, timeout_s: float) -> Any:
-        """Request a batch, and return a ``grpc.Future``. Pass the exception that it raises to ``error``."""
-        self._check_open()
-        _LOGGER.debug("%s: Sample batch %d of epoch %d", self.endpoint, request.batch, request.epoch)
-        try:
-            return self._calls["Sample"].future(
-                request, timeout=timeout_s, metadata=self._headed("Sample", request)
-            )
-        except ValueError:
-            self._check_open()
-            raise
-
     def probe(self, channel: bytes, timeout_s: float) -> Any:
-        """Make the call of ``heartbeat`` for one channel, and return a ``grpc.Future``, as ``sample``."""
+        """Make the call of ``heartbeat`` for one channel, and return a ``grpc.Future``.
+
+        Pass the exception that it raises to ``error``.
+        """
         self._check_open()
         request = messages.HeartbeatRequest(channels=[channel])
         return self._calls["Heartbeat"].future(

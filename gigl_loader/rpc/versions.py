@@ -12,10 +12,10 @@ from typing import Protocol
 from gigl_loader import __version__
 from gigl_loader.native import draws
 
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 """Newest version of requests and replies, of both ports. Raised by every change of them."""
 
-OLDEST_WIRE_VERSION = 3
+OLDEST_WIRE_VERSION = 4
 """Oldest version of requests that services still read, and callers still send: usually the one before."""
 
 _FIRST_DRAWS = 1
@@ -86,7 +86,7 @@ class BuildVersions:
 
     @property
     def shown_wire(self) -> str:
-        """Return ``3``, or ``2 to 3``."""
+        """Return ``4``, or ``3 to 4``."""
         return str(self.wire) if self.oldest_wire == self.wire else f"{self.oldest_wire} to {self.wire}"
 
 

@@ -31,6 +31,7 @@ from gigl_server.ports.control import ControlService
 from gigl_server.ports.data import DataPort
 from gigl_server.ports.metrics import MetricsPort
 from gigl_server.ports.queries import Queries
+from gigl_server.ports.sample_calls import SampleCalls
 from gigl_server.sampling.journal import Journal, default_path
 from gigl_server.sampling.service import THREADS_PER_WORKER, SamplingService
 
@@ -106,6 +107,13 @@ class ServerParts:
             credentials,
             audit=audit,
             frames=self.service.frames,
+            samples=SampleCalls(
+                self.service,
+                counters,
+                access=self._access,
+                view=self.readiness.view,
+                membership=self.readiness.membership_version,
+            ),
             membership=self.readiness.membership_version,
         )
         stack.callback(self.data.close)

@@ -112,7 +112,7 @@ class Server {
     const bool lies = input.Below(4) == 1;
     const uint64_t announced = lies ? input.Take<uint64_t>() : request.body.size();
     Buffer bytes;
-    AppendRequest(bytes, request.text, request.body, announced, input.Below(4) == 1 ? input.Take<uint16_t>() : 3,
+    AppendRequest(bytes, request.text, request.body, announced, input.Below(4) == 1 ? input.Take<uint16_t>() : kDataVersion,
                   request.flags);
     if (Damage(input, bytes) || announced != request.body.size()) honest_ = false;
     const bool refused = request.text.size() > kMaxHeaderText || (!trusted_ && !ShowsToken(request.text));
@@ -164,6 +164,12 @@ class Server {
     if (kind == 4 || kind == 5) return call.Refuse(body, kind == 4, patience);
     const size_t cut = body.empty() ? 0 : input_->Take<uint16_t>() % body.size();
     const auto whole = std::span<const std::byte>(body);
+    if (kind == 7 && body.size() == call.head().body_bytes) {  // it waits, and its caller may leave meanwhile
+      const auto kept = std::make_shared<const Buffer>(body);
+      const auto bytes = std::span<const std::byte>(*kept);
+      call.Wait();
+      return call.Post({bytes.first(cut), bytes.subspan(cut)}, kept, 9, kSoonS);
+    }
     const uint32_t crc = Crc32c(body);
     call.Reply({whole.first(cut), whole.subspan(cut)}, kind == 6 ? &crc : nullptr, 9, patience);
   }
@@ -265,7 +271,7 @@ std::vector<std::vector<uint8_t>> Seeds() {
   const std::vector<uint8_t> request{0, 4, 'g', 'o', 'o', 'd', 0, 6, 'a', ' ', 'b', 'o', 'd', 'y', 0, 0, 0, 0, 0, 0, 0, 0, 0};
   const std::vector<uint8_t> pieces{0, 4, 'g', 'o', 'o', 'd', 1, 200, 15, 2, 'o', 'k', 1, 16, 0, 1, 0, 0, 0, 0, 0, 3,
                                     9, 0, 70, 0, 90, 1, 0, 5};
-  std::vector<uint8_t> raw{0, 1, 32, 'G', 'I', 'G', 'L', 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 2};
+  std::vector<uint8_t> raw{0, 1, 32, 'G', 'I', 'G', 'L', 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 2};
   const std::vector<uint8_t> reply{4, 'd', 'a', 't', 'a', 0, 0, 0, 0, 0, 0, 0, 2, 'h', 'i', 0, 0, 0, 9, 0};
   std::vector<std::vector<uint8_t>> seeds;
   for (const auto* of : {&request, &pieces}) {

@@ -32,7 +32,7 @@ def test_three_servers_count_what_the_model_says(tmp_path: Path) -> None:
     assert "60 servers, 60 partitions, 240 ranks" in done.stdout
     found = json.loads(figures.read_text())
     assert {check["method"] for check in found["checks"]} >= {
-        "Sample",
+        "sample",
         "frame",
         "neighbors",
         "rows",

@@ -13,9 +13,13 @@ import pytest
 from gigl_client import RemoteDistDataset
 from gigl_loader import DistNeighborLoader
 from gigl_loader.errors import StorageUnavailable
+from gigl_loader.native import DataCall
+from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.ring_client import RESPONSE_NONE
+from gigl_server.admission import Identity
 from gigl_server.frames.ring import RingServer
 from gigl_server.ports.graph_store_servicer import GraphStoreServicer
+from gigl_server.ports.sample_calls import SampleCalls
 from tests.support.clusters import addresses_of, servers_of
 from tests.support.ports import free_port
 from tests.support.proxy import Proxy
@@ -164,20 +168,21 @@ def test_after_the_timeout_one_error_names_the_last_cause(
 def test_a_lost_request_is_found_and_sent_again(
     graph: Path, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A damaged frame of HTTP/2 loses one call: the server has nothing to answer, and the caller waits."""
-    sample, lost = GraphStoreServicer._sample, threading.Event()
+    """The server has nothing to answer, and the caller waits."""
+    begin, lost = SampleCalls.begin, list[DataCall]()
 
-    def losing(self: GraphStoreServicer, request: Any, call: Any) -> None:
-        if request.batch == 2 and not lost.is_set():
-            lost.set()
+    def losing(self: SampleCalls, call: DataCall, caller: Identity, job: bytes, body: bytes) -> None:
+        if messages.SampleRequest.FromString(body).batch == 2 and not lost:
+            lost.append(call)
+            call.wait()
             return
-        sample(self, request, call)
+        begin(self, call, caller, job, body)
 
-    monkeypatch.setattr(GraphStoreServicer, "_sample", losing)
+    monkeypatch.setattr(SampleCalls, "begin", losing)
     with behind_lines(graph, 1, transport="network") as (loader, _, _):
         began = time.monotonic()
         assert [digest(batch) for batch in loader] == expected
-        assert lost.is_set()
+        assert lost
         assert time.monotonic() - began < LONG / 2
 
 
@@ -187,21 +192,23 @@ def test_a_connection_that_carries_no_calls_any_more_is_left(
     graph: Path, expected: list[int], transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Damage to the windows of flow control does that. Pings are answered, so gRPC itself keeps it."""
-    handlers = {name: getattr(GraphStoreServicer, name) for name in ("_sample", "_heartbeat")}
+    begin, heartbeat, lost = SampleCalls.begin, GraphStoreServicer._heartbeat, list[DataCall]()
     deaf = list[str]()
 
-    def hearing(name: str) -> Callable[..., Any]:
-        def handle(self: GraphStoreServicer, request: Any, call: Any) -> Any:
-            if name == "_sample" and request.batch == 2 and not deaf:
-                deaf.append(call.connection)
-            if call.connection in deaf:
-                return None
-            return handlers[name](self, request, call)
+    def losing(self: SampleCalls, call: DataCall, caller: Identity, job: bytes, body: bytes) -> None:
+        if messages.SampleRequest.FromString(body).batch == 2 and not lost:
+            lost.append(call)
+            call.wait()
+            return
+        begin(self, call, caller, job, body)
 
-        return handle
+    def hearing(self: GraphStoreServicer, request: Any, call: Any) -> Any:
+        if lost and not deaf:
+            deaf.append(call.connection)
+        return None if call.connection in deaf else heartbeat(self, request, call)
 
-    for name in handlers:
-        monkeypatch.setattr(GraphStoreServicer, name, hearing(name))
+    monkeypatch.setattr(SampleCalls, "begin", losing)
+    monkeypatch.setattr(GraphStoreServicer, "_heartbeat", hearing)
     with behind_lines(graph, 1, transport=transport) as (loader, _, _):
         began = time.monotonic()
         assert [digest(batch) for batch in loader] == expected

@@ -26,12 +26,13 @@ from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.credentials import Caller, Credentials
 from gigl_loader.rpc.endpoint import Address, Endpoint
 from gigl_loader.rpc.store_client import StoreClient
-from gigl_loader.rpc.tokens import new_job
+from gigl_loader.rpc.tokens import JOB_HEADER, new_job
 from gigl_server.local_cluster import LocalCluster
 from tests.support.command_line import COMMAND, address_in, line_with
 from tests.support.leftovers import is_gone, wait_until
 from tests.support.plans import neighbor_plan
 from tests.support.ports import free_port
+from tests.support.raw_data import RawSample, header_of
 from tests.support.store_graph import write_graph
 
 if TYPE_CHECKING:
@@ -100,12 +101,16 @@ def test_a_second_signal_ends_a_server_that_drains(graph: Path) -> None:
     """It drains for as long as a batch lies there that nobody fetched."""
     with started("serve", str(graph), "--listen", "127.0.0.1:0", "--drain", "60") as process:
         address = address_in(line_with(process, "ready"))
-        with client_at(address, new_job()) as client:
-            client.create_producer("key", PLAN.to_json(), client.cluster(10).graph, 10)
+        job = new_job()
+        with client_at(address, job) as client:
+            view = client.cluster(10)
+            client.create_producer("key", PLAN.to_json(), view.graph, 10)
             channel = client.open_channel("key", name="", credit=2, timeout_s=10)
             seeds = np.arange(4).tobytes()
             request = messages.SampleRequest(channel=channel.id, inputs=seeds, index=seeds)
-            assert client.sample(request, 10).result().handle
+            where = f"127.0.0.1:{view.data_port}"
+            asked = RawSample(where, request.SerializeToString(), header_of("", (JOB_HEADER, job)))
+            assert asked.result().handle
         process.send_signal(signal.SIGTERM)
         line_with(process, "draining")
         with pytest.raises(subprocess.TimeoutExpired):

@@ -158,13 +158,20 @@ class Round {
     const Patience patience = Patience::Of(kSoonS, 1.0);
     if (call.header() != kGood) ++counts_.wrong;
     if (call.head().body_bytes > kMaxBody) return call.Refuse({}, false, patience);
-    std::vector<std::byte> body(call.head().body_bytes);
-    if (!call.ReadBody(body, patience)) ++counts_.wrong;
+    const auto kept = std::make_shared<std::vector<std::byte>>(call.head().body_bytes);
+    if (!call.ReadBody(*kept, patience)) ++counts_.wrong;
     const unsigned kind = dice.Below(40);
     if (kind == 0) return;  // the connection ends with the call
+    const std::span<const std::byte> body(*kept);
     if (kind == 1) return call.Refuse(body, true, patience);
-    const auto half = std::span<const std::byte>(body).first(body.size() / 2);
-    call.Reply({half, std::span<const std::byte>(body).subspan(half.size())}, nullptr, 7, patience);
+    const auto half = body.first(body.size() / 2);
+    const std::vector pieces{half, body.subspan(half.size())};
+    if (kind >= 20) return call.Reply(pieces, nullptr, 7, patience);
+    call.Wait();
+    if (dice.Below(2) == 0) std::this_thread::sleep_for(std::chrono::microseconds(dice.Below(3000)));
+    if (kind == 2) return;  // it ends while it waits
+    if (kind == 3) return call.PostRefusal("a record", kSoonS);
+    call.Post(pieces, kept, 7, kSoonS);
   }
 
   void Call(Dice& dice) {
@@ -209,6 +216,7 @@ class Round {
   // Sweeps, renewals, metrics and cancelled calls, each some hundred times a second.
   void Watch() {
     server_->Sweep();
+    server_->TakeGone();
     server_->num_connections();
     server_->num_strangers();
     server_->num_networks();

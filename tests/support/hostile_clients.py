@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from gigl_loader.rpc import graph_store_pb2 as messages
+from gigl_loader.rpc.control import status_of
+from gigl_loader.rpc.refusals import RefusalKind
 from gigl_loader.rpc.tokens import JOB_HEADER, new_job
 from tests.support.plans import neighbor_plan
-from tests.support.raw_data import RawCaller
+from tests.support.raw_data import RawCaller, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,8 +60,16 @@ class HostileClient:
         service: str = "gigl.v1.GraphStore",
         **fields: Any,
     ) -> bytes:
-        """Call a method with bytes as they are, or with a message of these fields. ``grpc.RpcError``."""
+        """Call a method with bytes as they are, or with a message of these fields.
+
+        Raises ``grpc.RpcError``, for ``Sample`` ``Refused``.
+        """
         data = METHODS[method](**fields).SerializeToString() if said is None else said
+        if method == "Sample":
+            (size,) = struct.unpack_from(
+                "<I", reply := self._data.ask(data, self._header(headers), sample=True)
+            )
+            return reply[4 : 4 + size]
         call = self._channel.unary_unary(f"/{service}/{method}")
         answer: bytes = call(data, metadata=self.headers if headers is None else headers, timeout=_CALL_S)
         return answer
@@ -72,13 +83,17 @@ class HostileClient:
             assert "\n" not in details, details
             assert "Traceback" not in details, details
             return str(error.code().name)
+        except Refused as refused:
+            return str(status_of(RefusalKind(refused.kind)).name)
         return "OK"
 
     def take(self, ticket: bytes, *, headers: Sequence[tuple[str, str]] | None = None) -> int:
         """Ask the data port with these bytes, and return the size of the reply. Raises ``Refused``."""
+        return len(self._data.ask(ticket, self._header(headers)))
+
+    def _header(self, headers: Sequence[tuple[str, str]] | None) -> bytes:
         shown = self.headers if headers is None else headers
-        header = "".join(f"{name}: {value}\n" for name, value in shown)
-        return len(self._data.ask(ticket, header.encode()))
+        return "".join(f"{name}: {value}\n" for name, value in shown).encode()
 
     @property
     def headers(self) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
 import struct
 import threading
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gigl_loader.native import DataClient, StreamError, TlsContext, crc32c
+from gigl_loader.rpc.graph_store_pb2 import SampleReply
 from gigl_loader.rpc.tokens import authorization
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ def request_bytes(body: bytes = b"", header: bytes = b"", **changes: Any) -> byt
     """Return a request. ``changes`` are fields of its head that are not as they should be."""
     head: dict[str, Any] = {
         "magic": b"GIGL",
-        "version": 3,
+        "version": 4,
         "flags": 0,
         "header_bytes": len(header),
         "body_crc": _crc(body),
@@ -56,7 +58,7 @@ def reply_bytes(payload: bytes = b"", **changes: Any) -> bytes:
     """Return a reply, with its trailer. ``changes`` are fields of its head, ``crc`` or ``trailer``."""
     head: dict[str, Any] = {
         "magic": b"GIGL",
-        "version": 3,
+        "version": 4,
         "status": 0,
         "flags": 0,
         "payload_bytes": len(payload),
@@ -79,20 +81,24 @@ class RawCaller:
         self._tls = TlsContext.client(trust.encode()) if trust else None
         self._client: DataClient | None = None
 
-    def begin(self, body: bytes, header: bytes | None = None, timeout_s: float = _CALL_S) -> int:
+    def begin(
+        self, body: bytes, header: bytes | None = None, timeout_s: float = _CALL_S, *, sample: bool = False
+    ) -> int:
         """Send a request, and return the size of its reply, of which nothing is read. Raises ``Refused``."""
         if self._client is None or not self._client.reusable or self._client.is_stale():
             self._client = DataClient(*self._place, self._tls)
             self._client.connect(timeout_s)
         given = header_of(self._token) if header is None else header
-        refused, nbytes, _ = self._client.call(given, body, timeout_s)
+        refused, nbytes, _ = self._client.call(given, body, timeout_s, sample)
         if refused:
             raise Refused(json.loads(self._rest(nbytes)))
         return nbytes
 
-    def ask(self, body: bytes, header: bytes | None = None, timeout_s: float = _CALL_S) -> bytes:
+    def ask(
+        self, body: bytes, header: bytes | None = None, timeout_s: float = _CALL_S, *, sample: bool = False
+    ) -> bytes:
         """Send a request, and return the reply. Raises ``Refused``, ``StreamError``."""
-        return self._rest(self.begin(body, header, timeout_s))
+        return self._rest(self.begin(body, header, timeout_s, sample=sample))
 
     def kind(self, body: bytes, header: bytes | None = None) -> str:
         """Return the kind of the refusal; empty for a reply."""
@@ -118,6 +124,57 @@ class RawCaller:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+SAMPLE_FLAG = 2
+"""Of requests for batches."""
+
+
+class RawSample:
+    """Request for a batch, over a connection of its own, that waits for its reply without a thread."""
+
+    def __init__(self, address: str, body: bytes, header: bytes) -> None:
+        self._socket = connected_socket(address, request_bytes(body, header, flags=SAMPLE_FLAG))
+        self.reply: SampleReply | None = None
+        self.frame = b""
+        """Frame that came with the reply."""
+
+    def done(self) -> bool:
+        """Return whether a reply or a refusal has come, or the connection has ended."""
+        if self.reply is not None:
+            return True
+        ready = select.poll()
+        ready.register(self._socket, select.POLLIN)
+        return bool(ready.poll(0))
+
+    def cancel(self) -> None:
+        """End the call."""
+        self._socket.close()
+
+    def result(self, timeout_s: float = _CALL_S) -> SampleReply:
+        """Wait for the reply. Raises ``Refused``, ``ConnectionError`` and ``TimeoutError``."""
+        if self.reply is None:
+            with self._socket:
+                self._socket.settimeout(timeout_s)
+                head = self._read(_REPLY.size + 4)
+                _, _, refused, _, nbytes, _, _ = _REPLY.unpack(head[: _REPLY.size])
+                payload = self._read(nbytes)
+                assert struct.unpack("<I", self._read(4))[0] == _crc(payload)
+            if refused:
+                raise Refused(json.loads(payload))
+            (size,) = struct.unpack_from("<I", payload)
+            self.frame = payload[4 + size :]
+            self.reply = SampleReply.FromString(payload[4 : 4 + size])
+        return self.reply
+
+    def _read(self, nbytes: int) -> bytes:
+        found = bytearray()
+        while len(found) < nbytes:
+            data = self._socket.recv(nbytes - len(found))
+            if not data:
+                raise ConnectionError("the port ended the connection")
+            found += data
+        return bytes(found)
 
 
 class Liar:

@@ -39,7 +39,7 @@ def servers() -> Iterator[SmallCluster]:
 def two(servers: SmallCluster, monkeypatch: pytest.MonkeyPatch) -> SmallCluster:
     """Two servers, which count as stalled soon, and whose frames are fetched, however small."""
     monkeypatch.setattr("gigl_loader.rpc.calls._STALLED_S", 0.2)
-    monkeypatch.setattr("gigl_client.dispatcher.MAX_INLINE_BYTES", 0)
+    monkeypatch.setattr("gigl_client.in_flight.MAX_INLINE_BYTES", 0)
     return servers
 
 

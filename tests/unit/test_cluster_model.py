@@ -107,7 +107,7 @@ def test_every_list_and_row_comes_from_its_owner_once() -> None:
     of, none = cluster(2, 3, batches=7), model().Constants()
     lines = {line.key[1]: line for line in model().calls_of_batches(of, batch(), none)}
     assert {name: round(line.calls, 2) for name, line in lines.items()} == {
-        "Sample": 7,
+        "sample": 7,
         "frame": 7,
         "neighbors": 13.99,  # Of 10 seeds, all may be of one server.
         "rows": 14,
@@ -116,7 +116,7 @@ def test_every_list_and_row_comes_from_its_owner_once() -> None:
     assert lines["neighbors"].varying_out == 7 * ((10 + 50) / 2 * 4 + (60 + 300) / 2 * 8)
     assert lines["rows"].varying_out == 7 * 260 * 100
     alone = model().calls_of_batches(cluster(1, 3, batches=7), batch(), none)
-    assert calls(alone) == {"Sample": 7, "frame": 7}
+    assert calls(alone) == {"sample": 7, "frame": 7}
     assert alone[1].varying_out - lines["frame"].varying_out == pytest.approx(7 * 260 * (100 - 8))
 
 
@@ -162,7 +162,7 @@ def test_a_prediction_holds_within_its_bounds(
     calls_: tuple[float, float], nbytes: tuple[float, float], slack: float | None, holds: bool
 ) -> None:
     script = importlib.import_module("cluster_simulation")
-    assert script.Check("4x2", "open", "Sample", calls_, nbytes, slack).holds is holds
+    assert script.Check("4x2", "open", "sample", calls_, nbytes, slack).holds is holds
 
 
 def test_the_table_of_a_large_cluster_says_what_grows_how(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 TOKEN_HEADER = (b"authorization", authorization(TOKEN).encode())
 SHOWN = [TOKEN_HEADER, (JOB_HEADER.encode(), b"a" * 64)]
 HEARTBEAT = f"/{STORE_SERVICE}/Heartbeat".encode()
-SAMPLE = f"/{STORE_SERVICE}/Sample".encode()
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +115,7 @@ def test_silent_calls_hold_up_no_honest_caller(connections: int) -> None:
             began = time.monotonic()
             for batch in range(8):
                 client.heartbeat([channel], 20)
-                assert client.sample(sample_request(channel, batch % 4), 20).result().handle
+                assert client.sampled(sample_request(channel, batch % 4)).handle
             assert time.monotonic() - began < 30  # 2,000 messages are waited for 20 s each.
         finally:
             for connection in silent:
@@ -148,13 +147,11 @@ def test_calls_wait_without_threads() -> None:
     gate = Gate()
     with controlled(gate=gate, workers=1) as served, client_of(served.endpoint) as client:
         channels = [opened(client, key=str(number)) for number in range(17)]
-        first = client.sample(sample_request(channels[-1], 0), 110)
+        first = client.sample(sample_request(channels[-1], 0))
         assert gate.entered.acquire(timeout=20)
         before = threading.active_count()
         calls = [
-            client.sample(sample_request(each, batch % 12), 110)
-            for each in channels[:-1]
-            for batch in range(63)
+            client.sample(sample_request(each, batch % 12)) for each in channels[:-1] for batch in range(63)
         ]
 
         def queued() -> int:
@@ -177,16 +174,12 @@ def test_replies_that_nobody_takes_hold_no_thread() -> None:
     """A window of 0 bytes: nothing may be sent, so a thread that waits until it was would wait for ever."""
     with controlled(workers=1) as served, client_of(served.endpoint) as client:
         channel = opened(client)
-        message = sample_request(channel, 0).SerializeToString()
         with RawConnection(served.endpoint.control_address, {WINDOW: 0}) as deaf:
             for number in range(120):
-                path, sent = (SAMPLE, message) if number < 60 else (HEARTBEAT, b"")
-                checksum = (CHECKSUM_HEADER.encode(), checksum_text(sent).encode())
-                deaf.headers(2 * number + 1, path, [*SHOWN, checksum])
-                deaf.message(2 * number + 1, sent)
-            assert wait_until(lambda: served.service.load().batches >= 60, seconds=20)
-            other = opened(client, key="other")
-            assert client.sample(sample_request(other, 1), 20).result().handle
+                checksum = (CHECKSUM_HEADER.encode(), checksum_text(b"").encode())
+                deaf.headers(2 * number + 1, HEARTBEAT, [*SHOWN, checksum])
+                deaf.message(2 * number + 1, b"")
+            assert client.heartbeat([channel], 20) == [channel]
 
 
 def test_health_that_nobody_takes_holds_up_no_change_of_it() -> None:

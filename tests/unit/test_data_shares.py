@@ -209,9 +209,9 @@ def test_a_body_beyond_the_limit_is_refused_unread(server: Served) -> None:
 
 def test_another_version_is_told(server: Served, caplog: pytest.LogCaptureFixture) -> None:
     with connected_socket(
-        server.endpoint.data_address, request_bytes(b"", header_of(TOKEN), version=4)
+        server.endpoint.data_address, request_bytes(b"", header_of(TOKEN), version=5)
     ) as other:
-        assert b"version 4 of the data port, this service reads 3" in (read_all(other) or b"")
+        assert b"version 5 of the data port, this service reads 4" in (read_all(other) or b"")
 
 
 @pytest.fixture(scope="module")

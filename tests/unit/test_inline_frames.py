@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import struct
 from collections.abc import Iterator
 from contextlib import closing
 from types import SimpleNamespace
@@ -12,12 +13,14 @@ import pytest
 
 from gigl_client.receiver import Receiver, Scratch
 from gigl_loader.errors import FormatError, SamplingError
-from gigl_loader.rpc.checksums import message_is_whole
+from gigl_loader.native import DataClient
 from gigl_loader.rpc.graph_store_pb2 import SampleReply
-from gigl_loader.rpc.reply_stream import MAX_INLINE_BYTES
+from gigl_loader.rpc.reply_stream import MAX_INLINE_BYTES, ReplyStream
+from gigl_loader.rpc.reply_stream import Scratch as ReplyScratch
 from gigl_server.sampling.frame_maker import FrameMaker
 from gigl_server.sampling.scheduler import Scheduler
 from tests.support.leftovers import wait_until
+from tests.support.raw_data import Liar, reply_bytes
 from tests.support.remote_sources import SmallCluster, served
 from tests.support.sources import NUM_BATCHES, SourceKind, drain
 from tests.support.store_service import JOB, Trainer, service_of
@@ -104,15 +107,13 @@ def test_small_frames_are_not_fetched(
 def test_a_frame_that_comes_damaged_in_a_reply_is_asked_for_again(
     one: SmallCluster, wanted: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replies: list[Any] = []
+    finish, replies = DataClient.finish, []
 
-    def once(reply: Any, trailers: Any, *, required: bool) -> bool:
-        if isinstance(reply, SampleReply):
-            replies.append(reply)
-            return len(replies) != 2
-        return message_is_whole(reply, trailers, required=required)
+    def once(client: DataClient) -> bool:
+        replies.append(client)
+        return finish(client) and len(replies) != 2
 
-    monkeypatch.setattr("gigl_loader.rpc.store_client.message_is_whole", once)
+    monkeypatch.setattr(DataClient, "finish", once)
     with closing(one.open(transport="flight")) as source:
         source.start_epoch(0)
         assert drain(source) == wanted
@@ -178,5 +179,12 @@ def test_a_trainer_reads_no_other_bytes(data: bytes, said: int) -> None:
     )
     nothing: Any = None
     receiver = Receiver(nothing, nothing, None, timeout_s=1)
+    message = SampleReply(frame=True, nbytes=said).SerializeToString()
+    payload = struct.pack("<I", len(message)) + message + data
+    with Liar(reply_bytes(payload)) as liar:
+        client = DataClient("127.0.0.1", liar.port)
+        client.connect(20)
+        _, nbytes, _ = client.call(b"", b"", 20)
+        arrival = receiver.read(sent, ReplyStream(client, nbytes, ReplyScratch()))
     with pytest.raises(FormatError, match=f"{len(data)} bytes in a reply, said to be a frame of {said}"):
-        receiver.frame(sent, SampleReply(frame=data, nbytes=said), Scratch())
+        receiver.frame(sent, arrival, Scratch())

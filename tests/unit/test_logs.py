@@ -63,7 +63,7 @@ def test_a_script_shows_its_requests_when_asked(tmp_path: Path) -> None:
         shown = run(addresses, GIGL_LOG="debug")
     for pattern in (
         r"DEBUG gigl_loader\.rpc\.store_client: .*: CreateProducer: [\d.]+ ms",
-        r"DEBUG gigl_loader\.rpc\.store_client: .*: Sample batch 1 of epoch 0",
+        r"DEBUG gigl_client\.dispatcher: .*: Sample batch 1 of epoch 0",
         r"DEBUG gigl_loader\.rpc\.connection: .*: manifest: \d+ bytes sent, \d+ received in [\d.]+ ms",
         r"DEBUG gigl_loader\.loaders\.stream: batch 1 of epoch 0 after [\d.]+ ms",
     ):

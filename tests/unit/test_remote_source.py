@@ -8,23 +8,22 @@ import os
 import re
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
 from gigl_client.channels import RingBuffers
+from gigl_client.in_flight import InFlightRequest
 from gigl_client.receiver import FETCHERS
 from gigl_client.source import RemoteSource
 from gigl_loader.channel.ring import slot_of
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
+from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.reply_stream import fetch_frame
-from gigl_loader.rpc.store_client import StoreClient
 from gigl_loader.sampling.request import SEED
 from gigl_loader.sampling.schedule import Schedule
 from gigl_server.sampling.frame_maker import FrameMaker
@@ -63,22 +62,22 @@ def expected() -> list[bytes]:
 
 
 class Calls:
-    """Calls for batches that sources of this process sent."""
+    """Requests for batches that sources of this process sent."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.sent: list[tuple[int, Any]] = []
-        sample = StoreClient.sample
+        self.sent: list[InFlightRequest] = []
 
-        def recorded(client: StoreClient, message: Any, timeout_s: float) -> Any:
-            call = sample(client, message, timeout_s)
-            self.sent.append((message.batch, call))
-            return call
+        message = InFlightRequest.message
 
-        monkeypatch.setattr(StoreClient, "sample", recorded)
+        def recorded(sent: InFlightRequest) -> bytes:
+            self.sent.append(sent)
+            return message(sent)
+
+        monkeypatch.setattr(InFlightRequest, "message", recorded)
 
     @property
     def under_way(self) -> list[int]:
-        return sorted(batch for batch, call in self.sent if not call.done())
+        return sorted(sent.request.batch for sent in self.sent if not sent.replied)
 
 
 @pytest.fixture
@@ -119,7 +118,7 @@ def slots(monkeypatch: pytest.MonkeyPatch) -> Slots:
 @pytest.fixture
 def fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have all frames fetched from the data port, however small."""
-    monkeypatch.setattr("gigl_client.dispatcher.MAX_INLINE_BYTES", 0)
+    monkeypatch.setattr("gigl_client.in_flight.MAX_INLINE_BYTES", 0)
 
 
 KINDS = [("ring", "auto"), ("network", "through"), ("network", "direct")]
@@ -213,10 +212,10 @@ def test_a_server_that_stays_away_is_named_and_waited_for_again(
         source.start_epoch(0)
         frames = drain(source, 2)
         one.stop(0)
-        frames += [bytes_of(source.receive(20)) for _ in range(source.stats()["servers"][0]["in_flight"])]
-        for _ in range(2):
-            with pytest.raises(StorageUnavailable, match=r"storage server 0 at 127.*\(away for \d"):
-                source.receive(20)
+        with pytest.raises(StorageUnavailable, match=r"storage server 0 at 127.*\(away for \d"):
+            _receive_all(source, frames)
+        with pytest.raises(StorageUnavailable, match=r"storage server 0 at 127.*\(away for \d"):
+            source.receive(20)
         with pytest.raises(StorageUnavailable, match=r"^storage server 0 at 127") as raised:
             source.receive(0.1)
         [away] = re.findall(
@@ -227,6 +226,11 @@ def test_a_server_that_stays_away_is_named_and_waited_for_again(
         assert wait_until(lambda: _is_up(source), seconds=20)
         assert frames + drain(source, NUM_BATCHES - len(frames)) == expected
         assert source.stats()["reconnects"] == 1
+
+
+def _receive_all(source: RemoteSource, frames: list[bytes]) -> None:
+    while True:
+        frames.append(bytes_of(source.receive(20)))
 
 
 def _is_up(source: RemoteSource) -> bool:
@@ -324,33 +328,25 @@ def test_a_data_port_that_stays_away_is_told_and_nothing_is_lost(
     assert frames == expected
 
 
-class _Removed(grpc.RpcError):  # type: ignore[misc]
-    """What gRPC raises where the bytes of a connection break the rules of HTTP/2."""
-
-    def code(self) -> grpc.StatusCode:
-        return grpc.StatusCode.UNKNOWN
-
-    def details(self) -> str:
-        return "Stream removed (Failed parsing HTTP/2)"
-
-
 def test_a_slot_is_not_used_again_while_its_server_may_write_to_it(
     one: SmallCluster, expected: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sample = StoreClient.sample
-    broken: list[Any] = []
+    sample, broken = Connection.sample, threading.Event()
 
-    def break_first(client: StoreClient, request: Any, timeout_s: float) -> Any:
-        call = sample(client, request, timeout_s)
-        if broken:
-            return call
-        broken.append(call)  # Goes on at the server, which waits at the gate.
-        failed: Future[Any] = Future()
-        failed.set_exception(_Removed())
-        return failed
+    def break_first(connection: Connection, request: bytes, *arguments: Any, **options: Any) -> Any:
+        if broken.is_set():
+            return sample(connection, request, *arguments, **options)
+        broken.set()
+
+        def wait() -> None:
+            with suppress(SamplingError):
+                sample(connection, request, *arguments, **options)
+
+        threading.Thread(target=wait).start()  # The request goes on at the server, which waits at the gate.
+        raise StorageUnavailable("the connection broke")
 
     one.gate.clear()
-    monkeypatch.setattr(StoreClient, "sample", break_first)
+    monkeypatch.setattr(Connection, "sample", break_first)
     with closing(one.open(transport="ring")) as source:
         source.start_epoch(0)
         assert wait_until(

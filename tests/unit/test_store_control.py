@@ -34,7 +34,7 @@ from gigl_loader.rpc.endpoint import Address, Endpoint
 from gigl_loader.rpc.refusals import Busy, Damaged, Unknown
 from gigl_loader.rpc.tokens import JOB_HEADER, authorization, job_key
 from gigl_loader.sampling.store import WireCounts
-from gigl_server.admission import WATCHES
+from gigl_server.admission import LOCAL, WATCHES, Limits
 from gigl_server.cluster.membership import View
 from gigl_server.counters import Counters
 from gigl_server.logs import AuditLog
@@ -42,12 +42,12 @@ from gigl_server.ports import control_call
 from gigl_server.ports.admin import Announcements
 from gigl_server.ports.control import ControlService
 from gigl_server.ports.control_call import ControlCall, Patience
-from gigl_server.ports.graph_store_servicer import GraphStoreServicer
+from gigl_server.ports.sample_calls import SampleCalls
 from gigl_server.sessions.channel import SKIPPED
 from tests.support.leftovers import wait_until
 from tests.support.peers import TOKEN
 from tests.support.sources import PLAN, SourceKind, drain, small_graph
-from tests.support.store_control import Served, client_of, controlled, opened
+from tests.support.store_control import JobClient, Served, client_of, controlled, opened
 from tests.support.store_service import Gate, sample_request
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def test_batches_come_by_handle_and_are_those_of_any_other_mode(served: Served) 
         assert not client.create_producer("train", PLAN.to_json(), DIGEST, 10)
         channel = client.open_channel("train", name="rank 0", credit=4, timeout_s=10)
         assert (len(channel.id), channel.lease_s, channel.ring_door) == (16, 60.0, "")
-        calls = [client.sample(sample_request(channel.id, batch), 10) for batch in range(4)]
+        calls = [client.sample(sample_request(channel.id, batch)) for batch in range(4)]
         replies = [call.result() for call in calls]
         assert [reply.WhichOneof("outcome") for reply in replies] == ["handle"] * 4
         assert [fetch(served, reply) for reply in replies] == wanted
@@ -109,11 +109,11 @@ def test_a_ring_is_named_by_its_door(served: Served) -> None:
         plain = client.open_channel("train", **given)
         served.service.ring_door = ""
         assert (channel.ring_door, plain.ring_door) == ("gigl-door", "")
-        before = client.sample(sample_request(channel.id, 0, slot=2), 10).result()
+        before = client.sampled(sample_request(channel.id, 0, slot=2))
         fd = served.service.ring_of(channel.id)
         assert fd is not None
         os.close(fd)
-        after = client.sample(sample_request(channel.id, 0, slot=2), 10).result()
+        after = client.sampled(sample_request(channel.id, 0, slot=2))
         assert [each.WhichOneof("outcome") for each in (before, after)] == ["handle", "in_slot"]
         client.destroy_producer("train", 10)
 
@@ -126,9 +126,9 @@ def test_failures_and_skipped_asks_are_outcomes(served: Served, monkeypatch: pyt
         channel = opened(client)
         with monkeypatch.context() as patch:
             patch.setattr("gigl_loader.sampling.neighbor_sampler.LocalSampler.sample", silent)
-            reply = client.sample(sample_request(channel, 0, fence=3), 10).result()
+            reply = client.sampled(sample_request(channel, 0, fence=3))
         assert (reply.WhichOneof("outcome"), reply.unavailable) == ("failure", True)
-        reply = client.sample(sample_request(channel, 0, fence=2), 10).result()
+        reply = client.sampled(sample_request(channel, 0, fence=2))
         assert reply.WhichOneof("outcome") == "skipped"
         client.destroy_producer("train", 10)
 
@@ -150,16 +150,13 @@ def test_each_refusal_has_its_exception(served: Served) -> None:
             client.create_producer("new", PLAN.to_json()[:-1] + ', "code": "os"}', DIGEST, 10)
         with pytest.raises(Unknown, match="no producer 'train' here: create it again"):
             other.open_channel("train", name="", credit=1, timeout_s=10)
-        with pytest.raises(grpc.RpcError) as raised:
-            other.sample(sample_request(channel, 0), 10).result()
-        assert isinstance(other.error(raised.value), Unknown)
-        client.sample(sample_request(channel, 0), 10).result()
-        with pytest.raises(grpc.RpcError) as raised:
-            client.sample(sample_request(channel, 1), 10).result()
-        assert type(client.error(raised.value)) is Busy
-        with pytest.raises(grpc.RpcError) as raised:
-            client.sample(sample_request(channel, 1, inputs=b"x"), 10).result()
-        assert type(client.error(raised.value)) is ValueError
+        with pytest.raises(Unknown, match=f"^{where}: "):
+            other.sampled(sample_request(channel, 0))
+        client.sampled(sample_request(channel, 0))
+        with pytest.raises(Busy, match=f"^{where}: "):
+            client.sampled(sample_request(channel, 1))
+        with pytest.raises(ValueError, match=f"^{where}: "):
+            client.sampled(sample_request(channel, 1, inputs=b"x"))
         client.destroy_producer("train", 10)
 
 
@@ -250,7 +247,7 @@ def test_headers_that_came_damaged_are_told_apart_from_wrong_ones(
 
 def test_every_refusal_is_marked_and_every_reply_has_a_checksum(served: Served) -> None:
     metadata = (TOKEN_HEADER, (JOB_HEADER, RAW))
-    refused = {"Format": "unimplemented", "Sample": "not found", "OpenChannel": "invalid"}
+    refused = {"Format": "unimplemented", "Sample": "unimplemented", "OpenChannel": "invalid"}
     with grpc.insecure_channel(served.endpoint.control_address) as channel:
         for name, kind in refused.items():
             with pytest.raises(grpc.RpcError) as raised:
@@ -308,7 +305,7 @@ def test_nothing_is_told_without_the_token(served: Served, metadata: tuple[tuple
     [
         (b"\xff" * 1000, grpc.StatusCode.INVALID_ARGUMENT),
         (b"x" * (33 << 20), grpc.StatusCode.RESOURCE_EXHAUSTED),
-        (b"", grpc.StatusCode.NOT_FOUND),
+        (b"", grpc.StatusCode.INVALID_ARGUMENT),
     ],
     ids=["garbage", "oversized", "empty"],
 )
@@ -319,7 +316,7 @@ def test_hostile_messages_get_a_status_and_others_are_served(
     with grpc.insecure_channel(
         served.endpoint.control_address, options=[("grpc.max_send_message_length", -1)]
     ) as channel:
-        call = channel.unary_unary(f"/{STORE_SERVICE}/Sample")
+        call = channel.unary_unary(f"/{STORE_SERVICE}/OpenChannel")
         with pytest.raises(grpc.RpcError) as raised:
             call(message, timeout=20, metadata=metadata)
         assert raised.value.code() is code
@@ -338,10 +335,10 @@ def test_calls_that_wait_cost_no_threads_and_none_when_given_up() -> None:
     gate = Gate()
     with controlled(gate=gate, workers=1) as served, client_of(served.endpoint) as client:
         channels = [opened(client, key=str(number)) for number in range(8)]
-        first = client.sample(sample_request(channels[0], 0), 20)
+        first = client.sample(sample_request(channels[0], 0))
         assert gate.entered.acquire(timeout=20)
         before = threading.active_count()
-        calls = [client.sample(sample_request(each, batch), 20) for each in channels for batch in range(10)]
+        calls = [client.sample(sample_request(each, batch)) for each in channels for batch in range(10)]
 
         def queued() -> int:
             return sum(each.queued for each in served.service.load().channels)
@@ -360,12 +357,10 @@ def test_a_call_whose_time_is_over_is_not_worked_on() -> None:
     gate = Gate()
     with controlled(gate=gate) as served, client_of(served.endpoint) as client:
         channel = opened(client)
-        first = client.sample(sample_request(channel, 0), 20)  # gRPC cancels what is not kept.
+        first = client.sample(sample_request(channel, 0))
         assert gate.entered.acquire(timeout=20)
-        late = client.sample(sample_request(channel, 1), 0.2)
-        error = late.exception(20)
-        assert isinstance(client.error(error), StorageUnavailable)
-        assert "no answer in time" in str(client.error(error))
+        with pytest.raises(StorageUnavailable, match="the deadline passed"):
+            client.sampled(sample_request(channel, 1), 0.2)
         assert wait_until(lambda: served.service.load().channels[0].queued == 0, seconds=20)
         gate.opened.set()
         assert first.result().handle
@@ -383,7 +378,7 @@ def test_a_probe_names_the_batches_that_a_caller_waits_for() -> None:
             return str(dict(call.trailing_metadata())[PENDING_HEADER])
 
         assert pending(channel) == ""
-        calls = [client.sample(sample_request(channel, batch), 20) for batch in (3, 5, 11)]
+        calls = [client.sample(sample_request(channel, batch)) for batch in (3, 5, 11)]
         assert gate.entered.acquire(timeout=20)
         assert wait_until(lambda: sorted(pending(channel).split(",")) == ["11", "3", "5"], seconds=20)
         assert pending(other) == pending(bytes(16)) == ""
@@ -394,28 +389,46 @@ def test_a_probe_names_the_batches_that_a_caller_waits_for() -> None:
         assert pending(channel) == ""
 
 
+def waiting_for(client: JobClient, channel: bytes, errors: list[Exception]) -> list[threading.Thread]:
+    """Have threads wait for three batches."""
+
+    def wait(batch: int) -> None:
+        try:
+            client.sampled(sample_request(channel, batch))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=wait, args=(batch,)) for batch in range(3)]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
 def test_a_client_that_leaves_ends_its_calls() -> None:
-    gate = Gate()
+    gate, errors = Gate(), list[Exception]()
     with controlled(gate=gate) as served:
         with client_of(served.endpoint) as client:
-            channel = opened(client)
-            calls = [client.sample(sample_request(channel, batch), 20) for batch in range(3)]
+            threads = waiting_for(client, opened(client), errors)
             assert gate.entered.acquire(timeout=20)
-        assert all(isinstance(client.error(call.exception(20)), StorageUnavailable) for call in calls)
+        for thread in threads:
+            thread.join(20)
+        assert [type(each) for each in errors] == [SamplingError] * 3
         assert wait_until(lambda: served.service.load().channels[0].queued == 0, seconds=10)
 
 
 @pytest.mark.usefixtures("no_leftovers")
 def test_closing_ends_calls_that_wait_and_leaves_nothing() -> None:
     before = threading.active_count()
-    gate = Gate()
+    gate, errors = Gate(), list[Exception]()
     with controlled(gate=gate) as served, client_of(served.endpoint) as client:
-        channel = opened(client)
-        calls = [client.sample(sample_request(channel, batch), 20) for batch in range(3)]
+        threads = waiting_for(client, opened(client), errors)
         assert gate.entered.acquire(timeout=20)
         served.control.close()
         served.control.close()
-        assert all(isinstance(client.error(call.exception(20)), StorageUnavailable) for call in calls)
+        served.data.close()
+        for thread in threads:
+            thread.join(20)
+        assert [type(each) for each in errors] == [StorageUnavailable] * 3
         with pytest.raises(StorageUnavailable):
             client.heartbeat([], 5)
     assert wait_until(lambda: threading.active_count() == before, seconds=5)
@@ -457,7 +470,7 @@ def test_a_closed_client_says_so(served: Served) -> None:
             with pytest.raises(SamplingError, match=rf"^the connection to {served.endpoint} was closed$"):
                 call(5)
         with pytest.raises(SamplingError, match="was closed"):
-            client.sample(sample_request(b"", 0), 5)
+            client.sampled(sample_request(b"", 0))
 
 
 def test_messages_that_do_not_come_hold_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -470,7 +483,7 @@ def test_messages_that_do_not_come_hold_up_nobody(monkeypatch: pytest.MonkeyPatc
         grpc.insecure_channel(served.endpoint.control_address) as channel,
         client_of(served.endpoint) as client,
     ):
-        call = channel.stream_unary(f"/{STORE_SERVICE}/Sample")
+        call = channel.stream_unary(f"/{STORE_SERVICE}/Heartbeat")
         stalled = call.future((b"" for _ in iter(silent.wait, True)), timeout=20, metadata=metadata)
         assert "did not come in time" in stalled.exception(20).details()
         stalled = call.future((b"" for _ in iter(silent.wait, True)), timeout=20, metadata=metadata)
@@ -501,37 +514,38 @@ def test_a_job_that_sends_no_messages_holds_up_no_other(served: Served) -> None:
         silent.set()
 
 
-def test_seeds_are_kept_once_while_a_call_waits() -> None:
-    """The request holds them, too, and gives out copies."""
+def test_seeds_are_kept_once_while_a_call_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request for the batch holds them: their message is freed."""
 
-    class Request:
-        channel, batch = b"c" * 16, 0
+    class Request:  # Messages of protobuf have no weak references.
+        @staticmethod
+        def FromString(data: bytes) -> Request:
+            return Request()
 
     class Service:
+        limits = Limits()
         done: Any = None
+        message: Any = None
 
         def submit(self, job: bytes, message: Any, done: Any) -> None:
-            self.done = done
+            self.message, self.done = weakref.ref(message), done
 
+    monkeypatch.setattr(
+        "gigl_server.ports.sample_calls.messages",
+        SimpleNamespace(SampleRequest=Request, SampleReply=messages.SampleReply),
+    )
     replies: list[Any] = []
     call: Any = SimpleNamespace(
-        headers=lambda _: [JOB],
-        metadata=[],
-        on_gone=lambda _: None,
-        set_trailers=lambda _: None,
-        reply_bytes=lambda data, keep: replies.append(messages.SampleReply.FromString(data)),
+        id=1, wait=lambda: None, post=lambda chunks, seconds, membership: replies.append(chunks)
     )
     service: Any = Service()
-    request: Any = Request()
-    gone = weakref.ref(request)
-
     nothing: Any = None
-    calls = GraphStoreServicer(service, nothing, view=nothing, health=nothing, announced=None)
-    assert calls.handlers["Sample"](request, call) is None
-    del request
-    assert gone() is None
+    calls = SampleCalls(service, Counters(), access=None, view=nothing, membership=int)
+    calls.begin(call, LOCAL, b"job", b"")
+    assert service.message() is None
     service.done(SKIPPED)
-    assert replies[0].skipped
+    [[chunk]] = replies
+    assert messages.SampleReply.FromString(chunk.tobytes()[4:]).skipped
 
 
 def test_a_port_that_is_taken_is_refused_and_leaves_nothing(served: Served) -> None:
@@ -594,7 +608,7 @@ def test_load_names_only_what_is_the_callers() -> None:
     with controlled(options={"view": lambda: view}) as served:
         with client_of(served.endpoint) as client, client_of(served.endpoint, job=OTHER) as other:
             channel = opened(client)
-            client.sample(sample_request(channel, 0), 10).result()
+            client.sampled(sample_request(channel, 0))
             mine, theirs = client.load(10), other.load(10)
         assert (mine.channels[0].key, mine.channels[0].name) == ("train", "train rank 0")
         assert (theirs.channels[0].key, theirs.channels[0].name) == ("", "")
@@ -711,7 +725,7 @@ def test_tls_works_and_its_absence_is_told(served: Served) -> None:
     with controlled(credentials=credentials) as secure:
         with client_of(secure.endpoint) as client:
             channel = opened(client)
-            assert client.sample(sample_request(channel, 0), 10).result().handle
+            assert client.sampled(sample_request(channel, 0)).handle
         plain = replace(secure.endpoint, certificate="")
         complaint(plain, ValueError, "it uses TLS, and is asked without")
         stranger = Credentials.ephemeral(["127.0.0.1"]).trusted

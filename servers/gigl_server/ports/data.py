@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from gigl_server.counters import Counters
     from gigl_server.logs import AuditLog
     from gigl_server.ports.queries import Queries, Reply
+    from gigl_server.ports.sample_calls import SampleCalls
 
 _CACHED = 4096
-_VERSION = 3
+_VERSION = 4
 WRONG_TOKEN = Refusal(RefusalKind.UNAUTHENTICATED, "wrong token: all hosts must use the same one")
 
 
@@ -235,16 +236,19 @@ class DataPort:
         *,
         audit: AuditLog,
         frames: FrameSource | None = None,
+        samples: SampleCalls | None = None,
         membership: Callable[[], int] = int,
     ) -> None:
         """Listen at ``address``; port 0 takes a free one. ``OSError`` naming it where that cannot be.
 
-        ``membership`` returns the version that every reply carries. 0: none.
+        ``samples`` has batches sampled, ``frames`` has those that are fetched later. ``membership`` returns
+        the version that every reply carries. 0: none.
         """
         self._membership = membership
         self._queries = queries
         self._counters = counters
         self._frames = frames
+        self._samples = samples
         self._audit = audit
         self._callers = DataCallers(credentials)
         self._calls = ByteSemaphore(DATA_PORT.calls, wait_s=0.0, what="calls")
@@ -269,7 +273,7 @@ class DataPort:
         self._sweeper.start()
         self._watcher = threading.Thread(target=self._keep_watching, name="data callers", daemon=True)
         self._watcher.start()
-        self._threads = DataThreads(self._server.next, self._respond, most=DATA_PORT.calls + _SPARE_THREADS)
+        self._threads = DataThreads(self._next, self._respond, most=DATA_PORT.calls + _SPARE_THREADS)
 
     @property
     def port(self) -> int:
@@ -297,6 +301,8 @@ class DataPort:
         self._server.stop()
         ended = self._threads.stop(min(_FREELY_S, timeout_s))
         self._under_way.stop_all("the server ends")  # Wakes the watcher, too.
+        if self._samples is not None:
+            self._samples.close()
         if not ended:
             _LOGGER.warning(
                 "replies that were not read: %d, their connections are cut", self._server.cut_all()
@@ -306,6 +312,17 @@ class DataPort:
         self._sweeper.join(timeout_s)
         self._watcher.join(timeout_s)
         self._tell_dropped()
+
+    def _next(self, timeout_s: float) -> DataCall | None:
+        """Wait for a call. Drops requests whose callers are gone."""
+        call = self._server.next(timeout_s)
+        self._drop_gone()
+        return call
+
+    def _drop_gone(self) -> None:
+        for number in self._server.take_gone():
+            if self._samples is not None:
+                self._samples.gone(number)
 
     def _respond(self, call: DataCall) -> None:
         """Receive one request, and send its reply or its refusal. Raises nothing."""
@@ -329,6 +346,8 @@ class DataPort:
         """Send the reply. What the call holds is released at the end of ``at_end``. Raises ``Refusal``."""
         caller = known.identity
         check_size(call.body_bytes)
+        if call.asks_batch:
+            self._check_batch(call)
         at_end.callback(self._calls.take(1, caller).release)
         self._under_way.begins(call, caller)
         at_end.callback(self._under_way.ends, call)
@@ -337,6 +356,9 @@ class DataPort:
             request = call.read_body(_BODY_S, _BODY_STALL_S)
         if request is None:
             raise Refusal(RefusalKind.DAMAGED, "the request does not match its checksum")
+        if call.asks_batch and self._samples is not None:
+            self._samples.begin(call, caller, known.job, request)
+            return
         handle = frame_handle(request)
         if handle is not None:
             self._send(call, [self._frame(known, handle)], None)
@@ -347,6 +369,16 @@ class DataPort:
         at_end.callback(reply.loan.release)
         del request
         self._send(call, reply.chunks, reply.crc)
+
+    def _check_batch(self, call: DataCall) -> None:
+        """Raise ``Refusal`` for a request for a batch that is not read."""
+        if self._samples is None:
+            raise Refusal(RefusalKind.INVALID, "this service samples no batches")
+        if call.body_bytes > self._samples.most_bytes:
+            most = self._samples.most_bytes
+            raise Refusal(
+                RefusalKind.TOO_LARGE, f"a request of {call.body_bytes} bytes; at most {most} are read"
+            )
 
     def _made(self, call: DataCall, caller: Identity, request: bytes) -> Reply | None:
         """Return the reply to a request. ``None``: the caller is gone. ``Refusal`` if it takes too long."""
@@ -409,6 +441,7 @@ class DataPort:
     def _keep_sweeping(self) -> None:
         while not self._ending.wait(_SWEEP_S):
             self._under_way.sweep()
+            self._drop_gone()
             self._tell_dropped()
 
     def _tell_dropped(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 from gigl_loader.rpc import graph_store_pb2 as messages
@@ -12,6 +11,7 @@ from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.tokens import JOB_HEADER, job_key
 from gigl_loader.rpc.versions import check_draws
 from gigl_server.ports.reports import cluster_view, server_load
+from gigl_server.ports.sample_calls import with_reason
 from gigl_server.sessions.channel import ChannelOptions
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from gigl_server.ports.control_call import ControlCall
     from gigl_server.ports.reports import PeerCalls
     from gigl_server.sampling.service import SamplingService
-    from gigl_server.sessions.channel import Result, SampleTask
 
     Trailers = tuple[tuple[str, str], ...]
 
@@ -30,7 +29,7 @@ _CAREFUL_JOBS = 256
 
 
 class GraphStoreServicer:
-    """Handlers of the calls of a storage server. A call that waits for its batch holds no thread."""
+    """Handlers of the calls of a storage server."""
 
     def __init__(
         self,
@@ -64,7 +63,6 @@ class GraphStoreServicer:
             "Cluster": self._cluster,
             "CreateProducer": self._create_producer,
             "OpenChannel": self._open_channel,
-            "Sample": self._sample,
             "Heartbeat": self._heartbeat,
             "CloseChannel": self._close_channel,
             "DestroyProducer": self._destroy_producer,
@@ -115,15 +113,6 @@ class GraphStoreServicer:
             return messages.DestroyProducerReply()
 
         return self._of_job(call, request, destroy)
-
-    def _sample(self, request: Any, call: ControlCall) -> None:
-        job = self._job_of(call, request)
-        held = [request]
-        del request  # It is freed when its seeds are read: the call may wait for minutes.
-        waiting = _Waiting(self._service, call, self._with_reason)
-        call.on_gone(waiting.abandon)
-        submit = self._service.submit
-        waiting.begun(self._answered(lambda: submit(job, held.pop(), waiting.settle)))
 
     def _create(self, job: bytes, request: Any, caller: Identity) -> Any:
         try:
@@ -177,69 +166,4 @@ class GraphStoreServicer:
         try:
             return respond()
         except Refusal as refusal:
-            raise self._with_reason(refusal) from None
-
-    def _with_reason(self, refusal: Refusal) -> Refusal:
-        """Return the refusal, with the reason why the server does not serve if it is unavailable."""
-        if refusal.kind is not RefusalKind.UNAVAILABLE:
-            return refusal
-        view = self._view()
-        if view.ready or view.reason in refusal.message:
-            return refusal
-        return Refusal(refusal.kind, f"{refusal.message}: {view.reason}")
-
-
-class _Waiting:
-    """A call that waits for its batch: settled by a sampling thread, or abandoned when its caller is gone."""
-
-    def __init__(
-        self, service: SamplingService, call: ControlCall, with_reason: Callable[[Refusal], Refusal]
-    ) -> None:
-        self._service = service
-        self._call = call
-        self._with_reason = with_reason
-        self._lock = threading.Lock()
-        self._task: SampleTask | None = None
-        self._settled = self._abandoned = False
-
-    def begun(self, task: SampleTask) -> None:
-        """Record the task, which may have a result already."""
-        with self._lock:
-            abandoned = self._abandoned
-            if not (abandoned or self._settled):  # Else a cycle would keep the seeds and this object.
-                self._task = task
-        if abandoned:
-            self._service.abandon(task)
-
-    def settle(self, result: Result) -> None:
-        """Send the result as the response of the call. Thread-safe."""
-        with self._lock:
-            self._settled, self._task = True, None
-        if result.refusal is None:
-            data = _reply(result).SerializeToString(deterministic=True)
-            self._call.reply_bytes(data, keep=result.frame)
-            return
-        self._call.refuse(self._with_reason(result.refusal))
-
-    def abandon(self) -> None:
-        """Drop the task: the caller is gone, or its deadline has passed."""
-        with self._lock:
-            self._abandoned = True
-            task, self._task = self._task, None
-        if task is not None:
-            self._service.abandon(task)
-
-
-def _reply(result: Result) -> Any:
-    reply = messages.SampleReply(
-        nbytes=result.nbytes,
-        unavailable=result.unavailable,
-        sampling_s=result.sampling_s,
-        waiting_s=result.waiting_s,
-    )
-    for name in ("in_slot", "handle", "failure", "skipped"):
-        if value := getattr(result, name):
-            setattr(reply, name, value)
-    if result.frame is not None:
-        reply.frame = result.frame.tobytes()
-    return reply
+            raise with_reason(refusal, self._view) from None

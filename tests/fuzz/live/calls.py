@@ -7,7 +7,6 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import grpc
-import numpy as np
 
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.control import METHODS, SERVICE, STORE_METHODS, STORE_SERVICE
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from tests.fuzz.live.target import Target
 
 _AT_ONCE = 32
-_SEEDS = np.arange(10, dtype="<i8").tobytes()
 
 
 def throw_messages(target: Target, draw: random.Random, count: int) -> Counter[str]:
@@ -85,7 +83,6 @@ def _valid(target: Target, draw: random.Random) -> dict[tuple[str, str], bytes]:
     told: dict[str, dict[str, Any]] = {
         "CreateProducer": {"key": "key", "plan": PLAN.to_json(), "graph": target.graph},
         "OpenChannel": {"key": "key", "name": "fuzz", "credit": 4, "share": 1},
-        "Sample": {"channel": channel, "epoch": 1, "batch": 2, "inputs": _SEEDS, "index": _SEEDS},
         "Heartbeat": {"channels": [channel]},
         "CloseChannel": {"channel": channel},
         "DestroyProducer": {"key": "key"},

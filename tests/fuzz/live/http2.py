@@ -21,7 +21,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _PRIORITY, _RESET, _SETTINGS, _PUSH, _PING, _GOAWAY, _WINDOW, _CONTINUATION = range(10)
 _END_STREAM, _END_HEADERS = 1, 4
 _PATHS = (
-    b"/gigl.v1.GraphStore/Sample",
+    b"/gigl.v1.GraphStore/OpenChannel",
     b"/gigl.v1.GraphStore/CreateProducer",
     b"/gigl.v1.GraphStore/Cluster",
     b"/gigl.v1.Peer/Describe",

@@ -20,11 +20,12 @@ from gigl_loader.rpc.graph_requests import (
     encode_frame_request,
     encode_graph_request,
 )
+from gigl_loader.rpc.graph_store_pb2 import SampleRequest
 from gigl_loader.rpc.requests import Envelope, encode_ping
 from gigl_loader.rpc.versions import WIRE_VERSION
 from tests.fuzz.live.calls import changed
 from tests.fuzz.live.target import CALL_S
-from tests.support.raw_data import RawCaller, Refused, header_of, request_bytes
+from tests.support.raw_data import SAMPLE_FLAG, RawCaller, Refused, header_of, request_bytes
 
 if TYPE_CHECKING:
     from tests.fuzz.live.target import Target
@@ -41,12 +42,26 @@ def throw_tickets(target: Target, draw: random.Random, count: int) -> Counter[st
             job = f"{draw.randrange(8):064x}"
             if draw.random() < 0.3:
                 sent["request, changed in its head"] += 1
-                _throw_head(target, request_bytes(ticket, header_of(token, ("gigl-job", job))), draw)
+                header, flags = header_of(token, ("gigl-job", job)), draw.choice((0, SAMPLE_FLAG))
+                _throw_head(target, request_bytes(ticket, header, flags=flags), draw)
+                continue
+            if draw.random() < 0.2:
+                sent["request for a batch"] += 1
+                ticket = changed(_sample(draw), draw)
+                with suppress(Refused, StreamError):
+                    caller.ask(ticket, header_of(token, ("gigl-job", job)), CALL_S, sample=True)
                 continue
             sent[f"request with{'' if token else 'out'} the token"] += 1
             with suppress(Refused, StreamError):
                 caller.ask(ticket, header_of(token, ("gigl-job", job)), CALL_S)
     return sent
+
+
+def _sample(draw: random.Random) -> bytes:
+    """Return a good request for a batch, of a channel that is not there."""
+    seeds = np.arange(4, dtype="<i8").tobytes()
+    request = SampleRequest(channel=draw.randbytes(16), epoch=1, batch=2, inputs=seeds, index=seeds)
+    return bytes(request.SerializeToString())
 
 
 def data_caller(target: Target) -> RawCaller:
