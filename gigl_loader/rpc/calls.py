@@ -228,7 +228,7 @@ class Call(Generic[Attempt]):
         self._most = most
         self._deadline = deadline
         self._reserve_s = min(_LAST_ATTEMPT_S, (deadline - began) / 4)
-        self._backoff = Backoff()
+        self._backoff: Backoff | None = None
         self._refused = False
         """The budget had no hedge left beside the newest attempt."""
         self.attempts: list[Attempt] = []
@@ -283,6 +283,7 @@ class Call(Generic[Attempt]):
         self.error = strip_traceback(error)
         self.failing_since = now if self.failing_since is None else self.failing_since
         if pauses and not self.attempts:
+            self._backoff = self._backoff or Backoff()
             pause_ends, last = now + self._backoff.next_s(), self._deadline - self._reserve_s
             self.not_before = last if now < last < pause_ends else pause_ends
 

@@ -124,5 +124,5 @@ def test_a_batch_of_a_storage_server_executes_few_files(graph: Path) -> None:
         servers = stack.enter_context(servers_of(graph, 1))
         dataset = stack.enter_context(RemoteDistDataset.connect(addresses_of(servers), transport="network"))
         modules = modules_of_a_batch(trace, dataset, num_workers=0)
-    assert len(modules) <= 54, sorted(modules)
+    assert len(modules) <= 45, sorted(modules)
     assert set(described("graph store")) - modules - BEYOND_THE_TRACE == set()

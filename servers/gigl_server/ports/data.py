@@ -14,7 +14,7 @@ from gigl_loader.native import DataServer, Stopped, StreamError
 from gigl_loader.rpc.checksums import Crc32c, Unread
 from gigl_loader.rpc.graph_requests import frame_handle
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
-from gigl_loader.rpc.requests import check_size
+from gigl_loader.rpc.requests import MAX_REQUEST_BYTES
 from gigl_loader.rpc.tokens import JOB_HEADER, job_key
 from gigl_server.admission import DATA_PORT, Identity, share_of_descriptors
 from gigl_server.ports.shares import ByteSemaphore, CallsUnderWay
@@ -345,9 +345,7 @@ class DataPort:
     def _answer(self, call: DataCall, known: Known, at_end: ExitStack) -> None:
         """Send the reply. What the call holds is released at the end of ``at_end``. Raises ``Refusal``."""
         caller = known.identity
-        check_size(call.body_bytes)
-        if call.asks_batch:
-            self._check_batch(call)
+        self._check_head(call)
         at_end.callback(self._calls.take(1, caller).release)
         self._under_way.begins(call, caller)
         at_end.callback(self._under_way.ends, call)
@@ -370,12 +368,14 @@ class DataPort:
         del request
         self._send(call, reply.chunks, reply.crc)
 
-    def _check_batch(self, call: DataCall) -> None:
-        """Raise ``Refusal`` for a request for a batch that is not read."""
-        if self._samples is None:
-            raise Refusal(RefusalKind.INVALID, "this service samples no batches")
-        if call.body_bytes > self._samples.most_bytes:
+    def _check_head(self, call: DataCall) -> None:
+        """Raise ``Refusal`` for a request that is not read."""
+        most = MAX_REQUEST_BYTES
+        if call.asks_batch:
+            if self._samples is None:
+                raise Refusal(RefusalKind.INVALID, "this service samples no batches")
             most = self._samples.most_bytes
+        if call.body_bytes > most:
             raise Refusal(
                 RefusalKind.TOO_LARGE, f"a request of {call.body_bytes} bytes; at most {most} are read"
             )

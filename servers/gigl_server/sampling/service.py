@@ -261,7 +261,7 @@ class SamplingService:
             self._check_ready()
             channel = self._sessions.channel(job, message.channel)
         check_slot(channel, message.slot)
-        inputs = channel.producer.plan.inputs
+        inputs = channel.producer.inputs
         task = SampleTask(
             channel=channel,
             request=read_request(message, inputs, schema=self._graph.schema, limits=self.limits),
@@ -398,13 +398,13 @@ class SamplingService:
             release_freed_memory()
 
     def _work(self, task: SampleTask, thread: int) -> None:
-        made = Result(
-            refusal=Refusal(RefusalKind.UNAVAILABLE, "the server failed to sample; its log says why")
-        )
         try:
             made = self._maker.make(task, thread)
-        finally:  # After any exception, too: the caller must get a result.
-            self._scheduler.finish(task, made)
+        except BaseException:  # The caller must get a result.
+            text = "the server failed to sample; its log says why"
+            self._scheduler.finish(task, Result(refusal=Refusal(RefusalKind.UNAVAILABLE, text)))
+            raise
+        self._scheduler.finish(task, made)
 
     def _new_ring(self, job: bytes, options: ChannelOptions) -> FrameRing | None:
         if not options.ring_slots or not self.ring_door:

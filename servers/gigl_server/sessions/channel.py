@@ -12,12 +12,12 @@ from gigl_loader.sampling.plan import plan_digest
 from gigl_server.admission import LOCAL, Identity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from gigl_loader.arrays import Bytes
     from gigl_loader.rpc.refusals import Refusal
     from gigl_loader.sampling.plan import BatchPlan
-    from gigl_loader.sampling.request import BatchRequest
+    from gigl_loader.sampling.request import BatchRequest, InputColumn
     from gigl_server.frames.ring import FrameRing
 
 
@@ -176,9 +176,12 @@ class Producer:
     channels: set[bytes] = field(default_factory=set)
     digest: bytes = field(init=False)
     """``plan_digest`` of the text."""
+    inputs: Sequence[InputColumn] = field(init=False)
+    """Those of the plan."""
 
     def __post_init__(self) -> None:
         self.digest = plan_digest(self.plan_text)
+        self.inputs = self.plan.inputs
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
