@@ -74,39 +74,12 @@ def called(
     reception.service(details).stream_stream(iter(requests), context, lambda _: None)
 
 
-def test_a_call_that_waits_is_abandoned_once_as_its_caller_goes(reception: AuthenticatedCalls) -> None:
-    gone: list[str] = []
-    context = Context()
-
-    def wait(request: Any, call: ControlCall) -> None:
-        call.on_gone(lambda: gone.append("gone"))
-
-    called(reception, wait, context)
-    assert not gone
-    context.end()
-    assert gone == ["gone"]
-
-
-def test_a_call_that_ended_before_it_waits_is_abandoned(reception: AuthenticatedCalls) -> None:
-    gone: list[str] = []
-    context = Context()
-
-    def wait(request: Any, call: ControlCall) -> None:
-        context.end()
-        call.on_gone(lambda: gone.append("gone"))
-
-    called(reception, wait, context)
-    assert gone == ["gone"]
-
-
 def test_a_call_is_answered_once(reception: AuthenticatedCalls, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[bytes | None] = []
     monkeypatch.setattr("grpc._server._status", lambda _event, _state, data: sent.append(data))
-    gone: list[str] = []
     context = Context()
 
     def reply_twice(request: Any, call: ControlCall) -> None:
-        call.on_gone(lambda: gone.append("gone"))
         call.reply(messages.ServerLoad(workers=3))
         call.reply(messages.ServerLoad(workers=4))
         call.refuse(Refusal(RefusalKind.NOT_FOUND, "too late"))
@@ -116,7 +89,6 @@ def test_a_call_is_answered_once(reception: AuthenticatedCalls, monkeypatch: pyt
     assert sent == [messages.ServerLoad(workers=3).SerializeToString()]
     assert context.trailers == {CHECKSUM_HEADER: checksum_text(sent[0] or b"")}
     assert not context.statuses
-    assert not gone
 
 
 def test_an_answer_that_cannot_be_sent_ends_no_thread(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from functools import lru_cache, partial
 from hashlib import sha256
 from ssl import PEM_cert_to_DER_cert
@@ -22,7 +21,6 @@ from gigl_server.ports.control_call import ControlCall, MessageReader, handler, 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Mapping
-    from concurrent.futures import ThreadPoolExecutor
 
     from gigl_loader.rpc.credentials import Credentials
     from gigl_server.admission import Access
@@ -68,8 +66,6 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._access = access
         self._membership = membership
         self.turns = max(min(_MEMORY_BYTES // message_bytes, _MAX_TURNS), 1)
-        self.pool: ThreadPoolExecutor | None = None
-        """Threads for the callbacks of calls whose caller is gone."""
         self._credentials = credentials
         self._counters = counters
         self._audit = audit
@@ -190,16 +186,9 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
                 call.reply(reply)
 
     def _end(self, call: ControlCall) -> None:
-        """Handle the end of a call. Runs on gRPC's one thread, so that callbacks go to ``pool``."""
+        """Handle the end of a call, on gRPC's one thread."""
         self._calls.leave(call.caller)
-        gone = call.end()
-        if gone is None:
-            return
-        if self.pool is not None:
-            with suppress(RuntimeError):  # The port is being closed.
-                self.pool.submit(gone)
-                return
-        gone()
+        call.end()
 
     def _fail(self, call: ControlCall) -> None:
         _LOGGER.exception("a control call failed")

@@ -144,7 +144,6 @@ class ControlService:
             ("grpc.max_allowed_incoming_connections", share_of_descriptors(2, CONTROL_PORT.connections)),
         ]
         self._threads = ThreadPoolExecutor(self._authenticated.turns + _SPARE_THREADS, "control")
-        self._authenticated.pool = self._threads
         self._server: Any = grpc.server(
             self._threads,
             handlers=(self._authenticated, self._public),

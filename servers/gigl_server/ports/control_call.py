@@ -34,7 +34,7 @@ class Stream(NamedTuple):
 
 
 class ControlCall:
-    """One call, which gets one response, from any thread. A waiting call holds no thread."""
+    """One call, which gets one response, from any thread. Until its message is read, it holds no thread."""
 
     def __init__(
         self,
@@ -61,8 +61,6 @@ class ControlCall:
         self._lock = threading.Lock()
         self._responded = False
         self._ended = False
-        self._gone: Callable[[], None] | None = None
-        self._kept: object = None
 
     @property
     def responded(self) -> bool:
@@ -91,17 +89,9 @@ class ControlCall:
         return None if self.responded else bytes(data)
 
     def reply(self, message: Any) -> None:
-        """Send the reply, a protobuf message. Does nothing after a response."""
-        self.reply_bytes(message.SerializeToString(deterministic=True))
-
-    def reply_bytes(self, data: bytes, *, keep: object = None) -> None:
-        """Send the reply, a serialized message, with its checksum, and ``keep`` an object until it was sent.
-
-        Does nothing after a response.
-        """
-        with self._lock:
-            self._kept = None if self._ended or self._responded else keep
+        """Send the reply, a protobuf message, with its checksum. Does nothing after a response."""
         if self._claim():
+            data = message.SerializeToString(deterministic=True)
             self._tell_trailers((CHECKSUM_HEADER, checksum_text(data)))
             self._replied(self, len(data))
             self._finish(data)
@@ -134,20 +124,9 @@ class ControlCall:
         """Call ``callback`` on gRPC's thread when the call ends. Return ``False`` if it has ended."""
         return bool(self._context.add_callback(callback))
 
-    def on_gone(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` once if the call ends without a response; at once if it has ended."""
-        with self._lock:
-            if not self._ended:
-                self._gone = callback
-                return
-        callback()
-
-    def end(self) -> Callable[[], None] | None:
-        """Record that gRPC ended the call. Return the callback of ``on_gone`` if there was no response."""
-        with self._lock:
-            self._ended = True
-            gone, self._gone, self._kept = self._gone, None, None
-        return None if self._responded else gone
+    def end(self) -> None:
+        """Record that gRPC ended the call."""
+        self._ended = True
 
     def _tell_trailers(self, *more: tuple[str, str]) -> None:
         version = self.membership()
@@ -155,18 +134,17 @@ class ControlCall:
         self._context.set_trailing_metadata((*self._trailers, *told, *more))
 
     def _claim(self) -> bool:
-        """Claim the right to respond. Return ``False`` if a thread has claimed it before."""
+        """Take the right to respond. Return ``False`` if another thread has it."""
         with self._lock:
             if self._responded:
                 return False
             self._responded = True
-            self._gone = None
             return True
 
     def _finish(self, data: bytes | None) -> None:
         try:
             _finish(self._context, self._send, data)
-        except Exception:  # It must not end a sampling thread.
+        except Exception:  # It must not end a thread of the pool.
             _LOGGER.exception("an answer could not be sent")
 
 
@@ -193,7 +171,7 @@ def _finish(context: Any, send: Callable[[bytes | None], None], data: bytes | No
     """Send reply and status in one step, without waiting for the caller to read them.
 
     The public callback of a stream waits until a message is written: a caller with a flow-control window of 0
-    would hold a sampling thread. gRPC itself ends unary calls by ``_status``, which does not wait.
+    would hold a thread of the pool. gRPC itself ends unary calls by ``_status``, which does not wait.
     """
     finish = getattr(_server, "_status", None)
     if finish is not None:
