@@ -6,6 +6,8 @@
 #                        slow beside the check of types, in a process per core and one more (JOBS=1: in one)
 #   make test-all        the same with all tests
 #   make test-slice      a fifth of the slow tests, chosen by the commit (SLICE=3: that of 0 to 4)
+#   make mutations       put 60 seeded faults into a copy, one after the other: which tests see them?
+#                        (NAMES="lease fence": these alone)
 #   make bench           measure on the common workload (BENCH="--quick" for seconds instead of minutes)
 #   make sanitize        the native tests under the address and undefined-behaviour sanitizers; with
 #                        SANITIZER=thread the data port under traffic (TRAFFIC_SECONDS=60), to find races
@@ -92,6 +94,9 @@ fast: $(VENV)/.installed-test
 
 unit: $(VENV)/.installed-test
 	$(RUN_TESTS) $(PYTEST)
+
+mutations: $(VENV)/.installed-test
+	$(BIN)/python -m tests.mutations.check $(NAMES)
 
 bench: $(VENV)/.installed-test
 	$(BIN)/gigl-loader bench $(BENCH)

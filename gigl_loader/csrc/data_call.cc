@@ -117,8 +117,8 @@ void DataCall::PostPieces(const std::vector<std::span<const std::byte>>& pieces,
   }
   reply->pieces.push_back({&reply->trailer, kTrailerBytes});
   reply->unsent = reply->pieces;
-  if (connections_->Resume(connection_)) connections_->Post(connection_, std::move(reply), seconds);
-  connection_.reset();
+  const HeldConnection released = Release();
+  if (connections_->Resume(released)) connections_->Post(released, std::move(reply), seconds);
 }
 
 void DataCall::Send(const std::vector<std::span<const std::byte>>& pieces, uint8_t status, const uint32_t* crc,
