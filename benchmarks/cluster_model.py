@@ -229,7 +229,7 @@ def calls_at_open(c: Cluster, k: Constants) -> list[Line]:
 
 
 def calls_of_batches(c: Cluster, batch: Batch, k: Constants) -> list[Line]:
-    """A request a batch, one more for a large frame, lists of each hop from their owners, rows from theirs."""
+    """A request a batch, one more for a large frame, lists of each hop, and rows, from their owners."""
     away = c.partitions - c.own_partitions
     share = away / c.partitions
     n = c.batches
