@@ -11,9 +11,10 @@ import os
 import signal
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from gigl_loader.errors import StorageUnavailable
 from gigl_loader.workers.main import open_samplers
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ class FaultPlan:
     """What goes wrong, where, and how often."""
 
     what: str
-    """``kill``, ``segv``, ``stop`` (the signals), ``exit``, ``raise`` or ``sleep``."""
+    """``kill``, ``segv``, ``stop`` (the signals), ``exit``, ``raise`` or ``sleep``; ``away``: the owner of a
+    partition does not answer, ``lives`` times in each sampler."""
     at_batch: int | None = None
     """At this batch. ``None``: at the start, before the worker is up."""
     worker: int | None = None
@@ -101,6 +103,8 @@ class FaultySampler:
     sampler: BatchSampler
     faults: FaultPlan
     config: WorkerConfig | None = None
+    away: list[int] = field(default_factory=list)
+    """Batches that were not available, in order."""
 
     @property
     def costs(self) -> CostCounter:
@@ -111,6 +115,9 @@ class FaultySampler:
             if request.batch == self.faults.at_batch:
                 self.faults.commit()
         elif self.faults.happens(self.config, request.batch):
+            if self.faults.what == "away" and len(self.away) < self.faults.lives:
+                self.away.append(request.batch)
+                raise StorageUnavailable("as planned")
             self.faults.commit()
         return self.sampler.sample(request)
 

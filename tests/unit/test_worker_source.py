@@ -76,6 +76,14 @@ def test_a_worker_that_dies_is_replaced_and_its_batches_come_again(
         assert 1 <= source.stats()["restarts"] <= 2
 
 
+@pytest.mark.parametrize("at_batch", [0, 5])
+def test_a_batch_that_is_not_available_is_requested_again(expected: list[bytes], at_batch: int) -> None:
+    with closing(TWO.open(FaultPlan(what="away", at_batch=at_batch, lives=2))) as source:
+        source.start_epoch(0)
+        assert drain(source) == expected
+        assert source.stats()["restarts"] == 0
+
+
 def test_a_worker_killed_at_its_start_is_replaced(expected: list[bytes]) -> None:
     with closing(TWO.open(FaultPlan(what="kill", worker=1))) as source:
         source.start_epoch(0)
