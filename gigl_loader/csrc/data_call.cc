@@ -92,7 +92,7 @@ void DataCall::Wait() {
   connections_->Wait(connection_);
 }
 
-void DataCall::Post(std::vector<std::span<const std::byte>> pieces, std::shared_ptr<const void> memory,
+void DataCall::Post(const std::vector<std::span<const std::byte>>& pieces, std::shared_ptr<const void> memory,
                     uint64_t membership, double seconds) {
   PostPieces(pieces, std::move(memory), kReplyOk, membership, seconds);
 }

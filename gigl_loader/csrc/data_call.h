@@ -49,7 +49,7 @@ class DataCall {
 
   // Sends a reply of these pieces, or a refusal, without waiting: the server sends on what the socket does not take.
   // `memory` keeps the pieces until they were sent. Does nothing where the caller is gone.
-  void Post(std::vector<std::span<const std::byte>> pieces, std::shared_ptr<const void> memory, uint64_t membership,
+  void Post(const std::vector<std::span<const std::byte>>& pieces, std::shared_ptr<const void> memory, uint64_t membership,
             double seconds);
   void PostRefusal(std::string record, double seconds);
 
