@@ -263,7 +263,7 @@ def test_a_reply_that_breaks_a_rule_is_asked_for_again_until_the_timeout(reply: 
         (reply_bytes(SHORT)[:-1], "closed by the other side"),
         (reply_bytes(SHORT) + b"x", "bytes follow the reply"),
         (reply_bytes(SHORT, magic=b"HTTP"), "not one of a data port"),
-        (reply_bytes(SHORT, version=4), "version 4"),
+        (reply_bytes(SHORT, version=5), "version 5"),
         (reply_bytes(SHORT, crc=1), "the head of the reply was damaged"),
         (reply_bytes(SHORT, status=2), "breaks a rule"),
         (reply_bytes(b"x" * 20_000, status=1), "breaks a rule"),

@@ -210,7 +210,7 @@ I32, I64 = np.int32, np.int64
         (
             edited(N, {"wire": "1"}),
             RefusalKind.MALFORMED,
-            "wire version '1', this service reads 3: install the same",
+            "wire version '1', this service reads 4: install the same",
         ),
         (edited(N, {"graph": None}), RefusalKind.MALFORMED, "no 'graph'"),
         (
