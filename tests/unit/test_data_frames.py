@@ -139,7 +139,7 @@ def test_asks_that_break_a_rule_are_refused(service: DataPort, shelf: Shelf) -> 
     taken = len(shelf.taken)
     ask = encode_frame_request(bytes(16))
     broken = [ask[:-1], ask + b"\0", ask[:9], encode_frame_request(b""), encode_frame_request(bytes(15))]
-    broken += [ask.replace(b'"wire":"3"', b'"wire":"2"'), ask.replace(b'"handle"', b'"hondle"')]
+    broken += [ask.replace(b'"wire":"4"', b'"wire":"2"'), ask.replace(b'"handle"', b'"hondle"')]
     broken += [ask.replace(b'"0000', b'"000x'), ask.replace(b'"frame"', b'"fr\xc3me"')]
     broken += [encode_frame_request(bytes(500)), np.random.default_rng(0).bytes(200)]
     assert [refusal(service.port, ticket, JOB) for ticket in broken] == ["malformed"] * len(broken)
