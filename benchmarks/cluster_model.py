@@ -24,8 +24,6 @@ WATCH_S = 5.0
 BEATS_PER_LEASE = 3
 MAX_IN_FLIGHT = 64
 """Of a loader, at all servers together (``gigl_client.channels``)."""
-INLINE_BYTES = 512 << 10
-"""Largest frame that comes with the reply to the request for its batch (``gigl_loader.rpc.reply_stream``)."""
 _CHANNEL_ID_BYTES = 18  # 16 bytes in a protobuf field.
 _INDEX_BYTES = 8
 _POSITION_BYTES = 4  # On the wire, for fewer than 2^31 nodes in a partition.
@@ -229,21 +227,17 @@ def calls_at_open(c: Cluster, k: Constants) -> list[Line]:
 
 
 def calls_of_batches(c: Cluster, batch: Batch, k: Constants) -> list[Line]:
-    """A request a batch, one more for a large frame, lists of each hop, and rows, from their owners."""
+    """A request and a frame per batch; the lists of each hop from their owners; rows from theirs."""
     away = c.partitions - c.own_partitions
     share = away / c.partitions
     n = c.batches
     asked = n * sum(expected_owners(targets, away, c.partitions) for targets in batch.targets_per_hop)
     targets, edges = (n * share * sum(each) for each in (batch.targets_per_hop, batch.edges_per_hop))
     frame = batch.deferred_frame_bytes if c.defers_rows else batch.frame_bytes
-    seeds = n * batch.seeds * (8 + _INDEX_BYTES)
-    if frame <= INLINE_BYTES:
-        lines = [Line(("data", "sample"), n, varying_in=seeds, varying_out=n * frame, order="N")]
-    else:
-        lines = [
-            Line(("data", "sample"), n, varying_in=seeds, order="N"),
-            Line(("data", "frame"), n, varying_out=n * frame, order="N"),
-        ]
+    lines = [
+        Line(("data", "sample"), n, varying_in=n * batch.seeds * (8 + _INDEX_BYTES), order="N"),
+        Line(("data", "frame"), n, varying_out=n * frame, order="N"),
+    ]
     if away:
         lines.append(
             Line(

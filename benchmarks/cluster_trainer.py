@@ -15,7 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gigl_client import Caller, RemoteDistDataset, dispatcher
+from gigl_client import Caller, RemoteDistDataset, in_flight
 from gigl_loader import DistNeighborLoader
 
 _LIMIT_S = 300.0
@@ -27,7 +27,7 @@ def main() -> None:
     if options["world_size"] > 1:
         dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=_LIMIT_S))
     # The model is about large batches, whose frames are fetched. Those of this run would come in replies.
-    dispatcher.MAX_INLINE_BYTES = 0  # type: ignore[attr-defined]
+    in_flight.MAX_INLINE_BYTES = 0  # type: ignore[attr-defined]
     credentials = Caller(token=options["token"], insecure=True)
     with ExitStack() as stack:
         _told("joined")

@@ -215,9 +215,8 @@ class Dispatcher:
         try:
             self._receive(sent, message)
         except Exception as error:
-            strip_traceback(
-                error
-            )  # Its frames hold what the threads of the store refer to, which may hold the error.
+            # Its frames hold what the threads of the store refer to, which may hold the error.
+            strip_traceback(error)
             if not isinstance(error, Cancelled):  # Else another server has sent the batch.
                 self._land(sent, error)
         self.threads.add_cpu(time.thread_time() - began)

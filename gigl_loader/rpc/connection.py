@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, TypeVar
 
@@ -32,7 +33,7 @@ from gigl_loader.sampling.store import WireCounts
 from gigl_loader.tensors import Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
@@ -263,17 +264,8 @@ class Connection:
         ends the attempt with ``Cancelled``.
         """
         cancellation = cancellation or Cancellation()
-        with self._lock:
-            if self._closed:
-                raise self._ended_error()
-            self._under_way.add(cancellation)
-        try:
+        with self._entered(cancellation):
             return self._patient(request, read, timeout_s or self._timeout_s, cancellation)
-        except Refusal as refusal:
-            raise refusal.error(str(self._endpoint), self._contact) from None
-        finally:
-            with self._lock:
-                self._under_way.discard(cancellation)
 
     def sample(
         self,
@@ -288,17 +280,25 @@ class Connection:
         The peer replies when the batch was sampled. Raises the class of the fault (``refusals.FAULT_RULES``),
         and ``Cancelled`` after ``cancellation``.
         """
+        with self._entered(cancellation):
+            try:
+                return self._attempt(
+                    request, read, time.monotonic() + timeout_s, cancellation, asks_batch=True
+                )
+            except AttemptFailed as error:
+                raise rule_of(error.kind).error(f"{self._endpoint}: {error}") from None
+
+    @contextmanager
+    def _entered(self, cancellation: Cancellation) -> Iterator[None]:
+        """Count an attempt as under way, and raise a refusal as the class of its fault."""
         with self._lock:
             if self._closed:
                 raise self._ended_error()
             self._under_way.add(cancellation)
         try:
-            deadline = time.monotonic() + timeout_s
-            return self._attempt(request, read, deadline, cancellation, asks_batch=True)
+            yield
         except Refusal as refusal:
             raise refusal.error(str(self._endpoint), self._contact) from None
-        except AttemptFailed as error:
-            raise rule_of(error.kind).error(f"{self._endpoint}: {error}") from None
         finally:
             with self._lock:
                 self._under_way.discard(cancellation)

@@ -31,6 +31,7 @@ _FILES = (
     "constraints.txt",
 )
 _TEST_S = 900
+_NO_TESTS = (4, 5)  # Exit codes of pytest: wrong usage, and nothing collected.
 _OWN_MODULES = """import sys
 
 # An editable install finds its modules before any path does.
@@ -96,19 +97,23 @@ class Copy:
             *select,
             *fault.tests,
         ]
-        done = subprocess.run(
-            command,
-            cwd=self.folder,
-            env=self._environment(),
-            capture_output=True,
-            text=True,
-            timeout=_TEST_S,
-            check=False,
-        )
-        if done.returncode not in (0, 1):
-            return False, f"pytest ended with {done.returncode}: {(done.stdout + done.stderr)[-300:]}"
+        try:
+            done = subprocess.run(
+                command,
+                cwd=self.folder,
+                env=self._environment(),
+                capture_output=True,
+                text=True,
+                timeout=_TEST_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return False, f"the tests did not end within {_TEST_S} s"
+        if done.returncode in _NO_TESTS:
+            raise SystemExit(f"{fault.name}: no test ran: {(done.stdout + done.stderr)[-500:]}")
         failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-        return done.returncode == 0, failed[0] if failed else done.stdout.strip().splitlines()[-1]
+        last = (done.stdout.strip().splitlines() or [f"pytest ended with {done.returncode}"])[-1]
+        return done.returncode == 0, failed[0] if failed else last
 
     def _environment(self) -> dict[str, str]:
         first = os.pathsep.join(str(self.folder / name) for name in ("", "servers", "clients"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import itertools
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,6 +108,7 @@ def test_every_list_and_row_comes_from_its_owner_once() -> None:
     lines = {line.key[1]: line for line in model().calls_of_batches(of, batch(), none)}
     assert {name: round(line.calls, 2) for name, line in lines.items()} == {
         "sample": 7,
+        "frame": 7,
         "neighbors": 13.99,  # Of 10 seeds, all may be of one server.
         "rows": 14,
     }
@@ -116,17 +116,8 @@ def test_every_list_and_row_comes_from_its_owner_once() -> None:
     assert lines["neighbors"].varying_out == 7 * ((10 + 50) / 2 * 4 + (60 + 300) / 2 * 8)
     assert lines["rows"].varying_out == 7 * 260 * 100
     alone = model().calls_of_batches(cluster(1, 3, batches=7), batch(), none)
-    assert calls(alone) == {"sample": 7}
-    assert alone[0].varying_out - lines["sample"].varying_out == pytest.approx(7 * 260 * (100 - 8))
-
-
-def test_a_large_frame_takes_a_request_of_its_own() -> None:
-    rows = (model().INLINE_BYTES + 260) // 260
-    large, none = replace(batch(), row_bytes=rows), model().Constants()
-    lines = model().calls_of_batches(cluster(1, 3, batches=7), large, none)
-    assert calls(lines) == {"sample": 7, "frame": 7}
-    assert lines[0].varying_out == 0
-    assert lines[1].varying_out == 7 * large.frame_bytes
+    assert calls(alone) == {"sample": 7, "frame": 7}
+    assert alone[1].varying_out - lines["frame"].varying_out == pytest.approx(7 * 260 * (100 - 8))
 
 
 def test_bytes_are_a_fixed_part_of_each_message_and_what_varies() -> None:
