@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,35 +12,6 @@ from gigl_loader.partition import build_graph, tables_from_pyg
 from tests.support.fork_server import ForkServer
 from tests.support.pyg_graphs import homogeneous
 from tests.support.training import FANOUT, OPTIONS, digest
-
-_ALONE = "GIGL_TEST_ALONE"
-_ATTEMPTS = 3
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test marked ``grpc_may_abort`` in a process of its own, and again where gRPC's core ended it.
-
-    Some damaged bits of a plain control line make the C core of gRPC call ``abort`` (docs/limits.md), which
-    would end all tests of this process. Nothing else is excused: neither a test that fails nor an abort of ours.
-    """
-    if pyfuncitem.get_closest_marker("grpc_may_abort") is None or _ALONE in os.environ:
-        return None
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", pyfuncitem.nodeid]
-    for _ in range(_ATTEMPTS):
-        done = subprocess.run(
-            command,
-            cwd=pyfuncitem.config.rootpath,
-            env={**os.environ, _ALONE: "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        ours = "terminate called" in done.stderr
-        if done.returncode != -signal.SIGABRT or ours:
-            break
-    assert done.returncode == 0, done.stdout + done.stderr
-    return True
 
 
 @pytest.fixture(scope="session")

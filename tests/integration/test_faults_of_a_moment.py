@@ -81,18 +81,6 @@ BURSTS: dict[str, Callable[[Proxy], None]] = {
     "drop": Proxy.drop,
 }
 
-GRPC_MAY_ABORT = pytest.mark.grpc_may_abort
-ON_A_PORT = [
-    pytest.param(
-        burst,
-        port,
-        id=f"{burst}-{('control', 'data')[port]}",
-        marks=[GRPC_MAY_ABORT] if (burst, port) == ("flip", 0) else [],
-    )
-    for burst in BURSTS
-    for port in (0, 1)
-]
-
 
 def goes_on(loader: DistNeighborLoader, expected: list[int], seconds: float) -> None:
     """Go through epochs for a while, and one more: nothing is raised, and no batch differs."""
@@ -116,7 +104,8 @@ SLOW = ("1 server, ring", "2 servers, through", "2 servers, ring")
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("burst", "port"), ON_A_PORT)
+@pytest.mark.parametrize("port", [0, 1], ids=["control", "data"])
+@pytest.mark.parametrize("burst", BURSTS)
 @pytest.mark.parametrize(
     "way", [pytest.param(way, marks=[pytest.mark.slow] if way in SLOW else []) for way in WAYS]
 )
@@ -151,7 +140,7 @@ def persistent(batches: Iterator[Any], errors: list[tuple[float, Exception]]) ->
         yield digest(batch)
 
 
-@pytest.mark.parametrize("burst", [pytest.param("flip", marks=GRPC_MAY_ABORT), "cut", "hold", "drop"])
+@pytest.mark.parametrize("burst", BURSTS)
 def test_after_the_timeout_one_error_names_the_last_cause(
     graph: Path, expected: list[int], burst: str
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import islice
@@ -147,3 +149,36 @@ def test_batches_of_a_storage_server_come_right_or_not_at_all(
         for line in lines:
             line.close()  # A connection whose framing is damaged may hold up the server's end.
     assert came > len(expected)
+
+
+UNKNOWN_ERROR = """
+import socket, struct, threading
+import grpc
+
+def frame(kind, flags, content):
+    return struct.pack(">I", len(content))[1:] + bytes([kind, flags]) + bytes(4) + content
+
+def serve(listening):
+    connection, _ = listening.accept()
+    connection.recv(1000)
+    connection.sendall(frame(4, 0, b"") + frame(4, 1, b""))
+    connection.recv(1000)  # The call.
+    connection.sendall(frame(7, 0, struct.pack(">II", 0, 14)))  # HTTP/2 defines error codes 0 to 13.
+    connection.recv(1000)
+    listening.close()
+
+listening = socket.create_server(("127.0.0.1", 0))
+threading.Thread(target=serve, args=(listening,), daemon=True).start()
+channel = grpc.insecure_channel(f"127.0.0.1:{listening.getsockname()[1]}")
+try:
+    channel.unary_unary("/service/call")(b"", timeout=3)
+except grpc.RpcError:
+    print("raised")
+"""
+
+
+def test_an_error_code_that_http2_does_not_define_ends_no_client() -> None:
+    """As damage makes one. The C core of some releases of gRPC aborts: pyproject.toml leaves them out."""
+    command = [sys.executable, "-c", UNKNOWN_ERROR]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "raised\n"), done.stderr
