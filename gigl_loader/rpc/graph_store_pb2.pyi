@@ -326,3 +326,16 @@ class AdoptReply(_message.Message):
     total: int
     error: str
     def __init__(self, step: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+
+class HealthList(_message.Message):
+    __slots__ = ("statuses",)
+    class StatusesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+    STATUSES_FIELD_NUMBER: _ClassVar[int]
+    statuses: _containers.ScalarMap[str, bytes]
+    def __init__(self, statuses: _Optional[_Mapping[str, bytes]] = ...) -> None: ...

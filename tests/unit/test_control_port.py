@@ -13,6 +13,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.checksums import CHECKSUM_HEADER, checksum_text
 from gigl_loader.rpc.control import STORE_SERVICE
 from gigl_loader.rpc.credentials import Caller, Credentials
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 TOKEN_HEADER = (b"authorization", authorization(TOKEN).encode())
 SHOWN = [TOKEN_HEADER, (JOB_HEADER.encode(), b"a" * 64)]
+HEALTH = {"", STORE_SERVICE, "gigl.v1.Peer"}
 HEARTBEAT = f"/{STORE_SERVICE}/Heartbeat".encode()
 
 
@@ -213,9 +215,15 @@ def test_a_watch_without_the_token_ends(monkeypatch: pytest.MonkeyPatch) -> None
 def test_health_is_listed(served: Served) -> None:
     with grpc.insecure_channel(served.endpoint.control_address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        if hasattr(stub, "List"):
-            listed = stub.List(health_pb2.HealthListRequest(), timeout=20).statuses
-            assert set(listed) == {"", STORE_SERVICE, "gigl.v1.Peer"}
+        listed = channel.unary_unary("/grpc.health.v1.Health/List")(b"", timeout=20)
+        if hasattr(health_pb2, "HealthListResponse"):  # In newer releases of gRPC.
+            assert set(health_pb2.HealthListResponse.FromString(listed).statuses) == HEALTH
+        found = messages.HealthList.FromString(listed).statuses
+        assert set(found) == HEALTH
+        reply = health_pb2.HealthCheckResponse
+        statuses = {name: reply.FromString(each).status for name, each in found.items()}
+        asked = {name: stub.Check(health_pb2.HealthCheckRequest(service=name)).status for name in HEALTH}
+        assert statuses == asked
         with pytest.raises(grpc.RpcError) as raised:
             stub.Check(health_pb2.HealthCheckRequest(service="nobody"), timeout=20)
         assert raised.value.code() is grpc.StatusCode.NOT_FOUND

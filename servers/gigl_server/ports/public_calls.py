@@ -12,6 +12,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2
 
+from gigl_loader.rpc.graph_store_pb2 import HealthList
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_server.admission import REFLECTIONS, WATCHES, Quota
 from gigl_server.ports.control_call import MessageReader, Patience, handler, header_values
@@ -58,12 +59,12 @@ class Health:
         status = self._statuses.get(name)
         return None if status is None else _STATUS(status=status)
 
-    def listed(self) -> Any | None:
-        """Return the reply to ``List``. ``None`` where the installed protocol has no such call."""
-        reply = getattr(health_pb2, "HealthListResponse", None)
-        if reply is None:
-            return None
-        return reply(statuses={name: _STATUS(status=status) for name, status in self._statuses.items()})
+    def listed(self) -> Any:
+        """Return the reply to ``List``."""
+        statuses = dict(self._statuses)
+        return HealthList(
+            statuses={name: _STATUS(status=each).SerializeToString() for name, each in statuses.items()}
+        )
 
     def watch(self, name: str, until: threading.Event) -> Iterator[Any]:
         """Yield the status of a service and each change of it, until the event is set or health is closed."""
@@ -168,12 +169,7 @@ class PublicCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._reader.read(call, reply)
 
     def _list(self, call: ControlCall) -> None:
-        reply = self._health.listed()
-        if reply is None:
-            text = "the installed health protocol has no such call"
-            call.refuse(Refusal(RefusalKind.UNIMPLEMENTED, text))
-        else:
-            call.reply(reply)
+        call.reply(self._health.listed())
 
     def _watch(self, call: ControlCall) -> None:
         def begin(data: bytes) -> None:
