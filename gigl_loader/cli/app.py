@@ -37,6 +37,7 @@ def build_app() -> typer.Typer:
     from gigl_loader.cli.bench import bench
     from gigl_loader.cli.demo import demo
     from gigl_loader.cli.doctor import doctor
+    from gigl_loader.cli.fetch import fetch
     from gigl_loader.cli.import_glt import import_glt
     from gigl_loader.cli.index import index
     from gigl_loader.cli.inspect import inspect
@@ -48,7 +49,7 @@ def build_app() -> typer.Typer:
     app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(_options)
     for command in (
-        *(partition, import_glt, index, inspect),
+        *(partition, import_glt, index, inspect, fetch),
         *(serve, adopt, local_cluster, top),
         *(demo, bench, doctor),
     ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_module
 from dataclasses import asdict, dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -33,6 +34,10 @@ class EdgeDirection(str, Enum):
 class TableOptions:
     """Tables of a graph, as options. Most values may begin with the type they are meant for."""
 
+    schema: Annotated[
+        Path | None,
+        typer.Option(help="YAML file of relational tables: rows become nodes, foreign keys become edges."),
+    ] = None
     edges: Annotated[
         list[str], typer.Option(help="Edge table: [SRC,REL,DST=]FILES. Again for more types or more rows.")
     ] = field(default_factory=list)

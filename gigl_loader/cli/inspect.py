@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    graph: Annotated[Path, typer.Argument(help="A directory made by gigl-loader partition.")],
+    graph: Annotated[str, typer.Argument(help="A directory made by gigl-loader partition.")],
     *,
     verify: Annotated[bool, typer.Option("--verify", help="Read and check every byte.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
@@ -44,9 +43,9 @@ def inspect(
         _show(graph, opened, verified=verify)
 
 
-def _document(path: Path, graph: Graph, *, verified: bool) -> dict[str, Any]:
+def _document(path: str, graph: Graph, *, verified: bool) -> dict[str, Any]:
     return {
-        "path": str(path),
+        "path": path,
         "bytes": graph.nbytes,
         "files": len(graph.manifest.files),
         "digest": graph.manifest.digest,
@@ -114,7 +113,7 @@ def _quantized(schema: GraphSchema) -> list[_Quantized]:
     return found
 
 
-def _show(path: Path, graph: Graph, *, verified: bool) -> None:
+def _show(path: str, graph: Graph, *, verified: bool) -> None:
     from gigl_loader.cli.console import table_console
 
     schema = graph.schema

@@ -59,8 +59,8 @@ def partition(
     """
     with importing():
         from gigl_loader.cli.table_options import open_tables, read_assigner
+        from gigl_loader.graph.folder import shown
         from gigl_loader.partition import build_graph
-        from gigl_loader.partition.locations import shown
 
     started = monotonic()
     executor = engine.executor_of_choice()

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from gigl_loader.cli.build_options import TableOptions
+from gigl_loader.cli.schema_file import foreign_key_edges, read_schema_file, with_schema
 from gigl_loader.graph.quantization import Quantization
 from gigl_loader.graph.schema import (
     HOMOGENEOUS_EDGE,
@@ -19,11 +20,11 @@ from gigl_loader.graph.schema import (
 )
 from gigl_loader.partition.assigners import assigner_named
 from gigl_loader.partition.owner_tables import TableAssigner, owners_from_files
+from gigl_loader.partition.readers import Table
 from gigl_loader.partition.sources import ColumnOptions, CsvFormat, Role, name_columns, open_files
 from gigl_loader.partition.table import (
     GraphTables,
     NodeTable,
-    Table,
     declared,
     declared_times,
     known_columns,
@@ -104,7 +105,9 @@ def _with(options: ColumnOptions, kind: str, name: str, value: str) -> ColumnOpt
 
 
 def open_tables(options: TableOptions) -> GraphTables:
-    """Open every table that the options name."""
+    """Open every table that the options name, and those of the schema file."""
+    relational = [] if options.schema is None else read_schema_file(options.schema)
+    options = with_schema(options, relational)
     edges = _by_type(options.edges, "--edges")
     nodes = _by_type(options.nodes, "--nodes")
     scoped = _Scoped(_csv_format(options))
@@ -132,7 +135,10 @@ def open_tables(options: TableOptions) -> GraphTables:
         table = node_tables.get(node_type, NodeTable())
         node_tables[node_type] = replace(table, fractions=fractions)
     tables = GraphTables(
-        edges={key: table for key, table in edge_tables.items() if isinstance(key, tuple)},
+        edges={
+            **{key: table for key, table in edge_tables.items() if isinstance(key, tuple)},
+            **foreign_key_edges(relational, scoped.csv),
+        },
         nodes={key: table for key, table in node_tables.items() if isinstance(key, str)},
         labels=label_tables,
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 import stat
 import tempfile
 import weakref
@@ -15,6 +16,7 @@ from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+from urllib.parse import urlsplit, urlunsplit
 
 import numpy as np
 import numpy.typing as npt
@@ -97,6 +99,34 @@ class Folder(Protocol):
     @property
     def pass_fds(self) -> tuple[int, ...]:
         """File descriptors that a child process must inherit to use ``reference``."""
+
+
+_URI = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
+_MERGED_URI = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]+):/([^/])")  # As pathlib writes a URI.
+
+
+def is_uri(location: str) -> bool:
+    """Return whether a location is a URI, such as ``s3://bucket/path``, and not a path."""
+    return _URI.match(location) is not None
+
+
+def shown(location: str) -> str:
+    """Return a location for people: a URI without user, password and options, which may be secret."""
+    if not is_uri(location):
+        return location
+    parts = urlsplit(location)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def graph_directory(location: str | os.PathLike[str]) -> Path:
+    """Return the path of a graph. ``ValueError`` for a URI: graphs are mapped, and are copied here first."""
+    text = _MERGED_URI.sub(r"\1://\2", os.fspath(location), count=1)
+    if is_uri(text) and not Path(location).exists():
+        raise ValueError(
+            f"{shown(text)} is a URI, and a graph is opened from a directory: copy it to one first, with "
+            f"gigl-loader fetch {shown(text)} DIRECTORY"
+        )
+    return Path(location)
 
 
 class DiskFolder:

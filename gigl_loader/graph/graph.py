@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from gigl_loader.arrays import Array, Int64Array
 from gigl_loader.errors import FormatError
-from gigl_loader.graph.folder import DiskFolder, Folder, folder_from
+from gigl_loader.graph.folder import DiskFolder, Folder, folder_from, graph_directory
 from gigl_loader.graph.ids import Directory, TextIds
 from gigl_loader.graph.manifest import (
     Document,
@@ -387,7 +386,7 @@ class Graph:
 def _folder(where: str | os.PathLike[str] | Folder) -> Folder:
     if not isinstance(where, (str, os.PathLike)):
         return where
-    path = Path(where)
+    path = graph_directory(where)
     if not path.exists():
         host, _, port = str(path).rpartition(":")
         hint = ": of storage servers, use RemoteDistDataset.connect" if host and port.isdigit() else ""

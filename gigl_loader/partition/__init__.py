@@ -7,8 +7,9 @@ from gigl_loader.partition.glt.build import import_glt
 from gigl_loader.partition.owner_tables import TableAssigner, owners_from_files
 from gigl_loader.partition.pyg import tables_from_pyg
 from gigl_loader.partition.ray_executor import RayExecutor
+from gigl_loader.partition.readers import Table
 from gigl_loader.partition.sources import ColumnOptions, open_table
-from gigl_loader.partition.table import ArrayTable, GraphTables, NodeTable, Table
+from gigl_loader.partition.table import ArrayTable, GraphTables, NodeTable
 from gigl_loader.partition.views import with_reverse_edges
 
 __all__ = [

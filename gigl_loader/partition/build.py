@@ -15,6 +15,7 @@ from gigl_loader.graph.schema import GraphSchema, NodeSchema, NodeType
 from gigl_loader.partition.assigners import AnyAssigner, Assigner, GraphAssigner, assigner_named
 from gigl_loader.partition.job import Budget, Job, Progress
 from gigl_loader.partition.output import OutputFolder
+from gigl_loader.partition.readers import Table
 from gigl_loader.partition.site import build_site
 from gigl_loader.partition.stage import stamp_of
 from gigl_loader.partition.steps.edges import build_edges
@@ -23,7 +24,7 @@ from gigl_loader.partition.steps.nodes import build_nodes
 from gigl_loader.partition.steps.quantized_table import quantize_columns
 from gigl_loader.partition.steps.splits import hold_out_edges
 from gigl_loader.partition.steps.text_ids import number_text_ids
-from gigl_loader.partition.table import EDGE_ROLES, NODE_ROLES, GraphTables, Table, data_columns
+from gigl_loader.partition.table import EDGE_ROLES, NODE_ROLES, GraphTables, data_columns
 from gigl_loader.partition.views import MissingValues, missing_anywhere
 
 if TYPE_CHECKING:

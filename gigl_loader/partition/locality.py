@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from gigl_loader.graph.schema import EdgeType, NodeType
     from gigl_loader.partition.exchange import Kinds, Spill
     from gigl_loader.partition.job import Job
-    from gigl_loader.partition.table import GraphTables, Table
+    from gigl_loader.partition.readers import Table
+    from gigl_loader.partition.table import GraphTables
 
 _WINDOWS = 4096
 """The more there are, the closer node types keep in step. Part of the result: never depends on memory."""

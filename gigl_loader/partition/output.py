@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from gigl_loader.graph.folder import DiskFolder, Sink, sync_directory
-from gigl_loader.partition.locations import is_uri
+from gigl_loader.graph.folder import DiskFolder, Sink, is_uri, sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import Collection

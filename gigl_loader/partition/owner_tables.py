@@ -14,11 +14,11 @@ from gigl_loader.errors import FormatError
 from gigl_loader.graph.ids import Directory, TextIds
 from gigl_loader.graph.manifest import text_ids_path
 from gigl_loader.partition.assigners import Owners
+from gigl_loader.partition.readers import TEXT
 from gigl_loader.partition.sources import ColumnOptions, open_table
 from gigl_loader.partition.stage import numbered, stamp_of
 from gigl_loader.partition.steps.ids import as_ids, node_ids_of, require_integers
 from gigl_loader.partition.steps.weights import opened
-from gigl_loader.partition.table import TEXT
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from gigl_loader.arrays import Array, Int64Array
     from gigl_loader.graph.schema import NodeType
     from gigl_loader.partition.job import Job
-    from gigl_loader.partition.table import GraphTables, Table
+    from gigl_loader.partition.readers import Table
+    from gigl_loader.partition.table import GraphTables
 
 _UNKNOWN = -1
 _TEXT_BYTES = 128

@@ -12,6 +12,7 @@ import numpy as np
 from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE, Column, EdgeType, NodeType
+from gigl_loader.partition.readers import Table
 from gigl_loader.partition.table import (
     EDGE_ROLES,
     NODE_ROLES,
@@ -19,7 +20,6 @@ from gigl_loader.partition.table import (
     ArrayTable,
     GraphTables,
     NodeTable,
-    Table,
     declared,
     declared_times,
     known_columns,

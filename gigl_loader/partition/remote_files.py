@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import fs
 
-from gigl_loader.graph.folder import DiskFolder, FileStatus, Sink, Status
-from gigl_loader.partition.locations import shown
+from gigl_loader.errors import FormatError, StorageUnavailable
+from gigl_loader.graph.folder import DiskFolder, FileStatus, Sink, Status, shown
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -44,6 +45,12 @@ class RemotePlace:
     def open_file(self, name: str) -> Any:
         """Open a file to be read anywhere."""
         return self._system.open_input_file(self._path(name))
+
+    def read(self, name: str) -> bytes:
+        """Return the contents of a file. ``FileNotFoundError`` if there is none."""
+        self.size(name)
+        with self.open_file(name) as file:
+            return bytes(file.read())
 
     def size(self, name: str) -> int:
         """Return the size of a file. ``FileNotFoundError`` if there is none."""
@@ -96,6 +103,37 @@ class RemotePlace:
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}".rstrip("/")
+
+
+class RemoteSource:
+    """A graph at a URI, as a source of the bytes of its files. Thread-safe."""
+
+    def __init__(self, place: RemotePlace) -> None:
+        self._place = place
+        self._lock = threading.Lock()
+        self._files: dict[str, Any] = {}
+
+    def __str__(self) -> str:
+        return str(self._place)
+
+    def fetch(self, name: str, first: int, count: int) -> Bytes:
+        """Return bytes of a file, uint8 [count], not verified. ``StorageUnavailable`` where that fails."""
+        try:
+            with self._lock:
+                if name not in self._files:
+                    self._files[name] = self._place.open_file(name)
+                file = self._files[name]
+            data = file.read_at(count, first)
+        except (OSError, pa.ArrowException) as error:
+            raise StorageUnavailable(f"{self._place}/{name}: {' '.join(str(error).split())}") from None
+        if len(data) != count:
+            raise FormatError(f"{self._place}/{name} ends before byte {first + count}")
+        return np.frombuffer(data, np.uint8)
+
+    def close(self) -> None:
+        """Close the files. Closing twice is fine."""
+        while self._files:
+            self._files.popitem()[1].close()
 
 
 class RemotePath:

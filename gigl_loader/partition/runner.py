@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from gigl_loader.partition.exchange import Kinds
     from gigl_loader.partition.executors import Executor, WorkPlan
     from gigl_loader.partition.job import Job
+    from gigl_loader.partition.readers import Table
     from gigl_loader.partition.stage import Stage
-    from gigl_loader.partition.table import Table
     from gigl_loader.partition.tasks import TaskSetting
 
 _logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from gigl_loader.partition.locations import is_uri
+from gigl_loader.graph.folder import is_uri
 from gigl_loader.partition.output import locked_directory
 
 if TYPE_CHECKING:

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gigl_loader import __version__
 from gigl_loader.errors import FormatError
-from gigl_loader.graph.folder import DiskFolder, Folder
+from gigl_loader.graph.folder import DiskFolder, Folder, is_uri, shown
 from gigl_loader.graph.manifest import MANIFEST_NAME
 from gigl_loader.partition.executors import WorkPlan
-from gigl_loader.partition.locations import absolute, is_uri, shown
 from gigl_loader.partition.output import (
     OutputFolder,
     SharedFolder,
@@ -96,8 +95,8 @@ def build_site(
             raise ValueError("the folder to build into is not empty")
         yield BuildSite(folder=out, plan=WorkPlan.alone(memory_limit))
         return
-    target = absolute(out)
-    place = None if scratch is None else absolute(scratch)
+    target = _absolute(out)
+    place = None if scratch is None else _absolute(scratch)
     _check_places(target, place, executor, overwrite=overwrite)
     with ExitStack() as stack:
         plan = WorkPlan.alone(memory_limit)
@@ -236,3 +235,12 @@ def _plan_of(found: Any, record: Mapping[str, Any], location: str) -> WorkPlan:
             f"{location} holds a build with other {', '.join(differing)}{changed}: empty it, or give another"
         )
     return plan
+
+
+def _absolute(location: str | os.PathLike[str]) -> str:
+    """Return a location that means the same in every process: an absolute path, or the URI as it is.
+
+    ``file:///path`` is a path, too.
+    """
+    text = os.fspath(location).removeprefix("file://")
+    return text if is_uri(text) else os.path.abspath(Path(text))

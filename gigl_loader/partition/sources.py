@@ -7,17 +7,23 @@ import glob
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from gigl_loader.errors import FormatError
-from gigl_loader.partition.locations import is_uri
+from gigl_loader.graph.folder import is_uri
+from gigl_loader.partition.readers import Table
 from gigl_loader.partition.readers.npy_table import edge_index_table, npy_table
-from gigl_loader.partition.table import Table
 from gigl_loader.partition.views import FilledTable, ProjectedTable, Projection, chain
 from gigl_loader.tensors import STORAGE_DTYPES
 
 if TYPE_CHECKING:
     from gigl_loader.partition.remote_files import RemotePath
+
+
+class ArrowStream(Protocol):
+    """Record batches by Arrow's PyCapsule interface: of DuckDB, Polars, ADBC, pyiceberg, Lance, ..."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +92,22 @@ class ColumnOptions:
         object.__setattr__(self, "dtypes", names)
 
 
-def open_table(specs: str | Sequence[str], *, role: Role, options: ColumnOptions | None = None) -> Table:
-    """Open the files of a table and name their columns.
+def open_table(
+    specs: str | Sequence[str] | ArrowStream, *, role: Role, options: ColumnOptions | None = None
+) -> Table:
+    """Open the files of a table, or an Arrow stream, and name their columns.
 
     Each spec adds rows. It is a ``.parquet``, ``.csv`` or ``.tsv`` file (CSV may be compressed), a
     pattern that matches several, a directory of them, each of these also as a URI such as
     ``s3://bucket/edges``, a directory of ``.npy`` files (one column each, named after the file),
     ``a.npy,b.npy`` or ``name:a.npy,...`` (the same, listed), or for edges one ``.npy`` file of shape
-    [2, E] or [E, 2].
+    [2, E] or [E, 2]. A stream is read once, here, into a temporary file.
     """
     options = options or ColumnOptions()
+    if not isinstance(specs, str) and hasattr(specs, "__arrow_c_stream__"):
+        from gigl_loader.partition.readers.arrow_stream import ArrowStreamTable
+
+        return name_columns(ArrowStreamTable(specs, f"table of {role}"), role=role, options=options)
     return name_columns(open_files(specs, role=role, options=options), role=role, options=options)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -10,7 +11,8 @@ if TYPE_CHECKING:
 
     from gigl_loader.arrays import Array
     from gigl_loader.partition.job import Job
-    from gigl_loader.partition.table import Table
+    from gigl_loader.partition.readers import Table
+    from gigl_loader.partition.remote_files import RemotePath
 
 
 @runtime_checkable
@@ -36,6 +38,14 @@ def stamp_of(table: object) -> object:
     have one, too.
     """
     return getattr(table, "stamp", None)
+
+
+def file_stamp(path: Path | RemotePath) -> tuple[str, int, int]:
+    """Return the name of a file with what changes when its content does: size and time of the last change."""
+    if not isinstance(path, Path):
+        return path.stamp()
+    found = path.stat()
+    return str(path), found.st_size, found.st_mtime_ns
 
 
 def cut(count: int, rows: int) -> Iterator[tuple[int, int]]:

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from gigl_loader.graph.schema import (
     type_name,
 )
 from gigl_loader.native import crc32c
+from gigl_loader.partition.readers import TEXT, Kind, Table
 from gigl_loader.partition.stage import cut, stamp_of
 from gigl_loader.partition.steps.weights import check_weight_column
 from gigl_loader.tensors import spec_of
@@ -94,12 +95,6 @@ def check_quantized_column(kind: object, how: Quantization, what: str) -> None:
         )
 
 
-Kind = Column | str
-"""Contents of a column: numbers of a dtype and row shape, ``TEXT``, or the name of another type of values."""
-
-TEXT: Kind = "text"
-"""Texts: an object array of ``str`` when read, with empty ones for missing values."""
-
 NODE_ROLES = ("id", "split")
 """Columns of a node table that are not data: the node id, and the name of the node's split."""
 
@@ -108,35 +103,6 @@ SPLIT_MASKS: Mapping[str, str] = {"train_mask": "train", "val_mask": "val", "tes
 
 EDGE_ROLES = ("src", "dst", "id")
 """Columns of an edge table that are not data: the ends and the edge id."""
-
-
-class Table(Protocol):
-    """Rows of named columns. Reading starts afresh with every call, in bounded memory.
-
-    It is pickled for tasks in other processes. Several tasks read it at once if it has ``shards(rows)``,
-    which returns tables of about ``rows`` rows each, in order. Their ``where`` gives places in the whole
-    table.
-    """
-
-    @property
-    def name(self) -> str:
-        """Name of the table in messages: usually its file."""
-
-    @property
-    def columns(self) -> Mapping[str, Kind]:
-        """Contents of each column. Columns without numbers are read only for ids and ``split``."""
-
-    @property
-    def num_rows(self) -> int: ...
-
-    def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
-        """Yield these columns in order, at most ``rows`` rows at a time: [R, ...], dtypes as in ``columns``.
-
-        Missing numbers may be masked (``np.ma``), missing texts are empty.
-        """
-
-    def where(self, column: str, row: int) -> str:
-        """Return the place of a value for a message: file, column and row."""
 
 
 class ArrayTable:
@@ -184,7 +150,8 @@ class NodeTable:
     """The nodes of one type: a table, or only their number, or neither."""
 
     rows: Table | None = None
-    """Columns of the nodes. Without a column ``id``, node ids are the row numbers."""
+    """Columns of the nodes. Without a column ``id``, node ids are the row numbers. An Arrow stream will
+    do."""
     count: int | None = None
     """Number of nodes where there is no table: ids are 0..count-1."""
     splits: Mapping[str, Table] = field(default_factory=dict)
@@ -193,6 +160,7 @@ class NodeTable:
     """Splits by hash: the fraction of the nodes that each has. See ``gigl_loader.splits``."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", _opened(self.rows, "node table"))
         if self.rows is not None and self.count not in (None, self.rows.num_rows):
             raise ValueError(f"{self.rows.name} has {self.rows.num_rows} rows, not {self.count}")
         if self.count is not None and self.count < 0:
@@ -204,7 +172,8 @@ class GraphTables:
     """All the tables of a graph, by type.
 
     A node type that has no entry gets the ids that its edges mention. A graph whose only types are
-    ``"node"`` and ``("node", "to", "node")`` is homogeneous.
+    ``"node"`` and ``("node", "to", "node")`` is homogeneous. A stream of Arrow record batches (an object with
+    ``__arrow_c_stream__``) is a table, too: it is read once, here, into a temporary file.
     """
 
     edges: Mapping[EdgeType, Table]
@@ -224,6 +193,10 @@ class GraphTables:
     """Columns of nodes and edges that are stored quantised: see ``read_quantize``."""
 
     def __post_init__(self) -> None:
+        for name in ("edges", "labels"):
+            given = getattr(self, name)
+            found = {each: _opened(table, f"{name} of type {each}") for each, table in given.items()}
+            object.__setattr__(self, name, found)
         if not self.edges and not self.nodes:
             raise ValueError("a graph needs at least one table of edges or nodes")
         for edge_type in self.splits:
@@ -465,3 +438,12 @@ def _common_length(table: str, arrays: Mapping[str, Array]) -> int:
                 f"{table}: ragged columns: {first!r} has {len(arrays[first])} rows, {name!r} has {len(array)}"
             )
     return 0 if first is None else len(arrays[first])
+
+
+def _opened(table: Any, what: str) -> Any:
+    """Return a table: of the rows of an Arrow stream, or what is given."""
+    if not hasattr(table, "__arrow_c_stream__"):
+        return table
+    from gigl_loader.partition.readers.arrow_stream import ArrowStreamTable
+
+    return ArrowStreamTable(table, what)

@@ -14,8 +14,9 @@ import numpy as np
 from gigl_loader.arrays import Array, first_true
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column, EdgeType, label_list
+from gigl_loader.partition.readers import TEXT, Kind, Table
 from gigl_loader.partition.stage import numbered, shards_of, stamp_of
-from gigl_loader.partition.table import TEXT, ArrayTable, GraphTables, Kind, Table
+from gigl_loader.partition.table import ArrayTable, GraphTables
 from gigl_loader.tensors import STORAGE_DTYPES
 
 if TYPE_CHECKING:

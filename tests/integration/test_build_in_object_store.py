@@ -16,6 +16,7 @@ from gigl_loader.cli.build_options import TableOptions
 from gigl_loader.cli.table_options import open_tables
 from gigl_loader.graph import Graph
 from gigl_loader.partition import build_graph
+from tests.support.command_line import COMMAND
 from tests.support.executors import write_rich_files
 from tests.support.object_store import object_store
 from tests.support.tables import files_of
@@ -122,7 +123,8 @@ def test_a_build_in_a_store_resumes_and_is_that_of_a_disk(
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["resumed"] == len([name for name in kept if name.startswith("done/")])
     assert _names(store, "s3://bucket/scratch") == []
-    _copy(store, "s3://bucket/graph", str(tmp_path / "graph"))
+    command = [*COMMAND, "fetch", "s3://bucket/graph", str(tmp_path / "graph")]
+    subprocess.run(command, check=True, env=os.environ | store, timeout=60)
     assert files_of(tmp_path / "graph") == expected
     Graph.open(tmp_path / "graph").verify()
     assert "s3://bucket/graph exists: give another name" in _last_line(_build(store, out="s3://bucket/graph"))

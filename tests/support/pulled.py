@@ -42,6 +42,9 @@ class FolderSource:
             data[count // 2] ^= 1
         return data
 
+    def close(self) -> None:
+        self.fails_after = 0
+
 
 def flip(file: Path, at: int) -> None:
     """Flip a bit of a byte in place: maps of the file see it. ``at`` may count from the end."""

@@ -226,7 +226,7 @@ def test_files_of_version_1_are_verified_as_a_whole(built: Path, empty: Path) ->
     old = dataclasses.replace(manifest, files={**manifest.files, FEATURES: record})
     liar = FolderSource(built, name="liar", wrong=lambda _, first: first == 4 * MB)
     arguments: dict[str, Any] = {"progress": PullProgress("test"), "stop": threading.Event()}
-    with pytest.raises(StorageUnavailable, match=r"no server gives a sound .*: liar: "):
+    with pytest.raises(StorageUnavailable, match=r"no source gives a sound .*: liar: "):
         pull_files(DiskFolder(empty), old, [FEATURES], [liar], **arguments)
     assert not (empty / FEATURES).exists()
     pull_files(DiskFolder(empty), old, [FEATURES], [liar, FolderSource(built)], **arguments)

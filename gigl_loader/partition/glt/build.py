@@ -16,7 +16,8 @@ from gigl_loader.partition.glt.layout import JoinedTable, LabelledTable, Layout,
 from gigl_loader.partition.glt.tensors import Rows, saved_tensor
 from gigl_loader.partition.job import Budget, available_memory, tracked
 from gigl_loader.partition.output import refuse_existing
-from gigl_loader.partition.table import GraphTables, NodeTable, Table
+from gigl_loader.partition.readers import Table
+from gigl_loader.partition.table import GraphTables, NodeTable
 from gigl_loader.partition.views import chain
 
 if TYPE_CHECKING:

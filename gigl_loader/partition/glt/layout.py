@@ -19,7 +19,7 @@ from gigl_loader.partition.stage import numbered
 from gigl_loader.partition.views import TableView
 
 if TYPE_CHECKING:
-    from gigl_loader.partition.table import Kind, Table
+    from gigl_loader.partition.readers import Kind, Table
 
 _MAX_PARTITIONS = 1 << 16
 _MAX_TYPES = 10_000

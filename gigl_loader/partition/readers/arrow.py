@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from gigl_loader.arrays import Array, first_true
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column
-from gigl_loader.partition.table import TEXT, Kind
+from gigl_loader.partition.readers import TEXT, Kind
 from gigl_loader.tensors import STORAGE_DTYPES
 
 Where = Callable[[int], str]

@@ -18,11 +18,11 @@ import pyarrow.csv as pc
 
 from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
-from gigl_loader.partition.locations import file_stamp
+from gigl_loader.partition.readers import Kind
 from gigl_loader.partition.readers.arrow import kind_of, to_numpy
 from gigl_loader.partition.remote_files import RemotePath
 from gigl_loader.partition.sources import CsvFormat
-from gigl_loader.partition.table import Kind
+from gigl_loader.partition.stage import file_stamp
 
 _BLOCK_BYTES = 4 << 20
 _MAX_VALUE_BYTES = 1 << 30

@@ -15,9 +15,9 @@ import numpy as np
 from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column
-from gigl_loader.partition.locations import file_stamp
-from gigl_loader.partition.stage import cut
-from gigl_loader.partition.table import TEXT, Kind, as_texts
+from gigl_loader.partition.readers import TEXT, Kind
+from gigl_loader.partition.stage import cut, file_stamp
+from gigl_loader.partition.table import as_texts
 from gigl_loader.tensors import STORAGE_DTYPES
 
 _NAMES = {dtype: name for name, dtype in STORAGE_DTYPES.items() if name != "BF16"}

@@ -33,11 +33,12 @@ from gigl_loader.partition.exchange import (
     scatter,
 )
 from gigl_loader.partition.job import Budget, Job
+from gigl_loader.partition.readers import Table
 from gigl_loader.partition.stage import StageInfo, first_rows, numbered
 from gigl_loader.partition.steps.ids import as_ids, find_all, require_integers
 from gigl_loader.partition.steps.nodes import bucket_cuts
 from gigl_loader.partition.steps.weights import check_weights, index_weights
-from gigl_loader.partition.table import EDGE_ROLES, Table, data_columns
+from gigl_loader.partition.table import EDGE_ROLES, data_columns
 from gigl_loader.tensors import STORAGE_DTYPES, ArraySpec
 
 _SAMPLE_ROWS = 1 << 14

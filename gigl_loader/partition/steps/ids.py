@@ -16,8 +16,9 @@ from gigl_loader.graph.schema import Column, NodeType, type_name
 from gigl_loader.partition.assigners import Assigner, RangeAssigner
 from gigl_loader.partition.exchange import FileExchange
 from gigl_loader.partition.job import Job
+from gigl_loader.partition.readers import Table
 from gigl_loader.partition.stage import StageInfo, numbered
-from gigl_loader.partition.table import GraphTables, Table
+from gigl_loader.partition.table import GraphTables
 from gigl_loader.tensors import STORAGE_DTYPES
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gigl_loader.graph.checksums import BlockRecord, BlockSums
-from gigl_loader.graph.folder import DiskFolder, sync_directory
+from gigl_loader.graph.folder import DiskFolder, graph_directory, sync_directory
 from gigl_loader.graph.graph import Graph
 from gigl_loader.graph.manifest import (
     MANIFEST_NAME,
@@ -200,7 +200,7 @@ def add_indexes(
     column that cannot be a weight or time, or while another process adds an index; ``FormatError`` naming
     file and row for a value that is no weight.
     """
-    folder = DiskFolder(path)
+    folder = DiskFolder(graph_directory(path))
     with _new_manifest(folder.path) as write_manifest:
         graph = Graph.open(folder, verify="none")
         schema = graph.schema

@@ -18,7 +18,8 @@ from gigl_loader.partition.views import TableView
 if TYPE_CHECKING:
     from gigl_loader.arrays import Array, Bytes, Float32Array, Float64Array
     from gigl_loader.partition.job import Job
-    from gigl_loader.partition.table import GraphTables, Kind, Table
+    from gigl_loader.partition.readers import Kind, Table
+    from gigl_loader.partition.table import GraphTables
 
 _BLOCK_VALUES = 1 << 16
 """Values that are encoded at once: what is computed in float64 stays in the caches. 4 ns a value."""

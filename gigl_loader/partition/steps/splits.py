@@ -14,16 +14,18 @@ from gigl_loader.errors import FormatError
 from gigl_loader.graph.ids import Directory
 from gigl_loader.graph.schema import Column, NodeType, held_out_list, type_name
 from gigl_loader.partition.job import Job
+from gigl_loader.partition.readers import Table
 from gigl_loader.partition.stage import StageInfo, first_rows, numbered, shards_of
 from gigl_loader.partition.steps.ids import as_ids, find_all, require_integers
-from gigl_loader.partition.table import SPLIT_MASKS, NodeTable, Table, is_mask
+from gigl_loader.partition.table import SPLIT_MASKS, NodeTable, is_mask
 from gigl_loader.partition.views import ProjectedTable, Projection
 from gigl_loader.splits import edges_by_split, hash_splits
 
 if TYPE_CHECKING:
     from gigl_loader.arrays import BoolArray
     from gigl_loader.graph.schema import EdgeSplits
-    from gigl_loader.partition.table import GraphTables, Kind
+    from gigl_loader.partition.readers import Kind
+    from gigl_loader.partition.table import GraphTables
 
 _NUMBERED = ("train", "val", "test")
 _MAX_SPLITS = 8

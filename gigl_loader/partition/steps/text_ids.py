@@ -15,8 +15,9 @@ from gigl_loader.graph.schema import Column, NodeType
 from gigl_loader.native import TextIndex
 from gigl_loader.options import MAX_TEXT_ID
 from gigl_loader.partition.job import Job
+from gigl_loader.partition.readers import TEXT, Kind, Table
 from gigl_loader.partition.stage import numbered
-from gigl_loader.partition.table import TEXT, GraphTables, Kind, NodeTable, Table, is_mask
+from gigl_loader.partition.table import GraphTables, NodeTable, is_mask
 from gigl_loader.partition.views import ProjectedTable, Projection, TableView
 
 _TEXT_BYTES = 128

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gigl_loader.errors import GiglError, StorageUnavailable
-from gigl_loader.graph.folder import DiskFolder
+from gigl_loader.graph.folder import DiskFolder, graph_directory
 from gigl_loader.graph.graph import open_partitions
 from gigl_loader.graph.manifest import MANIFEST_NAME, Manifest, check_files, files_of, files_of_part
 from gigl_loader.options import check_verify
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.credentials import Credentials
     from gigl_server.config import ServeOptions
     from gigl_server.counters import Counters
+    from gigl_server.partitions.assembly import Source
     from gigl_server.partitions.file_sources import FileSource
     from gigl_server.partitions.holdings import Holdings
 
@@ -41,7 +42,7 @@ def open_graph(options: ServeOptions, credentials: Credentials) -> Graph:
     and ``OSError`` where there is no room for it.
     """
     if options.adopt:
-        _adopt(Path(options.graph_dir), options.adopt, options.peers, credentials)
+        _adopt(graph_directory(options.graph_dir), options.adopt, options.peers, credentials)
     return open_partitions(options.graph_dir, options.served, verify=check_verify(options.verify))
 
 
@@ -61,11 +62,11 @@ def _adopt(path: Path, parts: Sequence[int], peers: Sequence[str], credentials: 
         find = partial(holders.find, peers, partition=part, digest=manifest.digest)
         progress = PullProgress(f"partition {part}")
         with progress.shown():
-            _make_sound(
+            make_sound(
                 folder, manifest, files_of(manifest.schema, [part]), find=find, progress=progress, stop=stop
             )
     if data is not None:  # Last: a folder without it is no graph.
-        _write(path / MANIFEST_NAME, data)
+        write_durable(path / MANIFEST_NAME, data)
 
 
 def _manifest(path: Path, holders: FileSourceFinder, peers: Sequence[str]) -> tuple[Manifest, bytes | None]:
@@ -84,7 +85,7 @@ def _manifest(path: Path, holders: FileSourceFinder, peers: Sequence[str]) -> tu
     return Manifest.parse(data, what=f"{MANIFEST_NAME} of {found[0]}"), data
 
 
-def _write(path: Path, data: bytes) -> None:
+def write_durable(path: Path, data: bytes) -> None:
     """Write a file, durable, under a temporary name first."""
     temporary = path.parent / temporary_name(path.name)
     with temporary.open("wb") as file:
@@ -94,18 +95,18 @@ def _write(path: Path, data: bytes) -> None:
     temporary.replace(path)
 
 
-def _make_sound(
+def make_sound(
     folder: DiskFolder,
     manifest: Manifest,
     names: Sequence[str],
     *,
-    find: Callable[[], list[FileSource]],
+    find: Callable[[], Sequence[Source]],
     progress: PullProgress,
     stop: threading.Event,
 ) -> int:
-    """Pull the files of a partition that are missing or damaged here. Return the bytes that were fetched.
+    """Pull the files that are missing or damaged here. Return the bytes that were fetched.
 
-    ``find`` returns servers that hold the partition, or raises ``StorageUnavailable``.
+    ``find`` returns sources that have them all, or raises ``StorageUnavailable``.
     """
     unsound = unsound_files(folder, manifest, names, progress, stop)
     if not unsound:
@@ -216,7 +217,7 @@ class Adopter:
         if not isinstance(graph.folder, DiskFolder):
             raise ValueError("a server of a graph in memory takes over no partition")
         find = partial(self._find, partition)
-        fetched = _make_sound(
+        fetched = make_sound(
             graph.folder, graph.manifest, names, find=find, progress=progress, stop=self._ended
         )
         progress.begin("opening", 0)

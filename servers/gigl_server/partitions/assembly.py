@@ -40,10 +40,13 @@ _ROUNDS = 2
 
 
 class Source(Protocol):
-    """Another server, which has the file."""
+    """Another server or a URI, which has the file."""
 
     def fetch(self, name: str, first: int, count: int) -> Bytes:
         """Return bytes of a file, uint8 [count]. ``GiglError`` or ``ValueError`` where it cannot."""
+
+    def close(self) -> None:
+        """Close connections and files."""
 
 
 class PullStopped(Exception):
@@ -167,7 +170,7 @@ class Assembly:
                 continue
             report(nbytes)
             return nbytes
-        raise StorageUnavailable(f"no server gives a sound {self._name}: {'; '.join(errors[:4])}")
+        raise StorageUnavailable(f"no source gives a sound {self._name}: {'; '.join(errors[:4])}")
 
     def _write(self, first: int, data: Bytes) -> None:
         view = data.data

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from gigl_loader.graph.folder import DiskFolder
     from gigl_loader.graph.manifest import Manifest
     from gigl_server.partitions.assembly import Source
-    from gigl_server.partitions.file_sources import FileSource
 
 _LOGGER = logging.getLogger(__name__)
 _TELL_EVERY_S = 10.0
@@ -77,26 +76,34 @@ class PullProgress:
         return f"{self.what}: {self.state}: {done} of {total}, {rate / 1e6:.0f} MB/s"
 
     @contextmanager
-    def shown(self) -> Iterator[None]:
-        """Show a bar where standard error is a terminal."""
-        if not sys.stderr.isatty():
+    def shown(self, show: Callable[[str, int, int], None] | None = None) -> Iterator[None]:
+        """Call ``show`` with the step, its bytes done and all of its bytes. Default: a bar on a terminal."""
+        if show is None and sys.stderr.isatty():
+            with self._bar() as bar:
+                yield from self._showing(bar)
+        elif show is not None:
+            yield from self._showing(show)
+        else:
             yield
-            return
+
+    def _showing(self, show: Callable[[str, int, int], None]) -> Iterator[None]:
+        self._show = lambda done, total: show(self.state, done, total)
+        try:
+            yield
+        finally:
+            self._show = None
+
+    @contextmanager
+    def _bar(self) -> Iterator[Callable[[str, int, int], None]]:
         from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
         with Progress(*columns, console=Console(stderr=True)) as bars:
             task = bars.add_task(self.what)
-
-            def show(done: int, total: int) -> None:
-                bars.update(task, description=f"{self.what}: {self.state}", completed=done, total=total)
-
-            self._show = show
-            try:
-                yield
-            finally:
-                self._show = None
+            yield lambda state, done, total: bars.update(
+                task, description=f"{self.what}: {state}", completed=done, total=total
+            )
 
 
 def unsound_files(
@@ -164,7 +171,7 @@ def pull_files(
 
 
 def pull_from(
-    sources: Sequence[FileSource],
+    sources: Sequence[Source],
     folder: DiskFolder,
     manifest: Manifest,
     names: Sequence[str],
@@ -172,7 +179,7 @@ def pull_from(
     progress: PullProgress,
     stop: threading.Event,
 ) -> int:
-    """Pull files from servers, as ``pull_files``, and close the connections to them."""
+    """Pull files as ``pull_files`` does, and close the sources."""
     with ExitStack() as stack:
         for source in sources:
             stack.callback(source.close)

@@ -1,0 +1,201 @@
+"""Schema files of relational tables: rows become nodes, foreign keys become edges.
+
+The edge types are those of RelBench (Robinson et al., 2024): ``(table, f2p_COLUMN, referenced table)``, and
+its reverse ``rev_f2p_COLUMN``.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from gigl_loader.arrays import Array, first_true
+from gigl_loader.errors import FormatError
+from gigl_loader.graph.folder import is_uri
+from gigl_loader.graph.schema import Column, EdgeType
+from gigl_loader.partition.readers import TEXT, Kind, Table
+from gigl_loader.partition.readers.arrow_stream import ArrowStreamTable
+from gigl_loader.partition.sources import ColumnOptions, CsvFormat, name_columns, open_files
+from gigl_loader.tensors import STORAGE_DTYPES
+
+if TYPE_CHECKING:
+    from gigl_loader.cli.build_options import TableOptions
+
+_KEYS = frozenset({"files", "primary_key", "foreign_keys", "time", "types"})
+_TIME = "time"
+_ROWS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class RelationalTable:
+    """Entry of a schema file."""
+
+    name: str
+    files: tuple[str, ...]
+    primary_key: str | None
+    """Column of ids. ``None``: ids are the row numbers."""
+    foreign_keys: Mapping[str, str]
+    """Column to the table that it refers to."""
+    time: str | None
+    """Column of times. The graph has it as ``time``."""
+    types: Mapping[str, str]
+    """Column to a dtype, or to ``drop``."""
+
+    def edge_type(self, column: str) -> EdgeType:
+        """Return the type of the edges of a foreign key."""
+        return self.name, f"f2p_{column}", self.foreign_keys[column]
+
+
+def read_schema_file(path: Path) -> list[RelationalTable]:
+    """Read the tables of a schema file. ``ValueError`` names what breaks a rule."""
+    import yaml
+
+    try:
+        document = yaml.safe_load(path.read_bytes())
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())[:200]}") from None
+    entries = document.get("tables") if isinstance(document, dict) else None
+    if not isinstance(entries, dict) or not entries or set(document) != {"tables"}:
+        raise ValueError(f"{path} must have one entry, tables: a mapping from names to tables")
+    tables = [_table(str(name), entry, path) for name, entry in entries.items()]
+    by_name = {table.name: table for table in tables}
+    for table in tables:
+        for column, target in table.foreign_keys.items():
+            what = f"{path}: table {table.name!r}, foreign key {column!r}"
+            if target not in by_name:
+                raise ValueError(f"{what} refers to {target!r}; known: {', '.join(by_name)}")
+            if by_name[target].primary_key is None:
+                raise ValueError(f"{what} refers to {target!r}, which has no primary_key")
+    return tables
+
+
+def _table(name: str, entry: object, path: Path) -> RelationalTable:
+    what = f"{path}: table {name!r}"
+    if not name or set(name) & set(",:="):
+        raise ValueError(f"{what}: a name of a table has no comma, colon or equals sign")
+    if not isinstance(entry, dict) or "files" not in entry:
+        raise ValueError(f"{what} must be a mapping with files and {', '.join(sorted(_KEYS - {'files'}))}")
+    if unknown := sorted(set(map(str, entry)) - _KEYS):
+        raise ValueError(f"{what}: unknown key {unknown[0]!r}; known: {', '.join(sorted(_KEYS))}")
+    files = entry["files"] if isinstance(entry["files"], list) else [entry["files"]]
+    for key in ("foreign_keys", "types"):
+        if not isinstance(entry.get(key) or {}, dict):
+            raise ValueError(f"{what}: {key} must be a mapping from columns")
+    return RelationalTable(
+        name,
+        tuple(str(each) if is_uri(str(each)) else str(path.parent / str(each)) for each in files),
+        _text(entry.get("primary_key")),
+        {str(column): str(target) for column, target in (entry.get("foreign_keys") or {}).items()},
+        _text(entry.get("time")),
+        {str(column): str(kind) for column, kind in (entry.get("types") or {}).items()},
+    )
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def with_schema(options: TableOptions, tables: list[RelationalTable]) -> TableOptions:
+    """Return the options with those that the tables stand for: their nodes, times and reverse edge types."""
+    nodes, rename, drop, dtypes, times = [], [], [], [], []
+    for table in tables:
+        nodes += [f"{table.name}={files}" for files in table.files]
+        if table.primary_key not in (None, "id"):
+            rename.append(f"{table.name}:{table.primary_key}=id")
+        if table.time is not None:
+            rename += [f"{table.name}:{table.time}={_TIME}"] if table.time != _TIME else []
+            times.append(f"{table.name}:{_TIME}")
+        dropped = [*table.foreign_keys, *(each for each, kind in table.types.items() if kind == "drop")]
+        drop += [f"{table.name}:{glob.escape(column)}" for column in dropped if column != table.primary_key]
+        dtypes += [
+            f"{table.name}:{column}={kind}"
+            for column, kind in table.types.items()
+            if kind != "drop" and column not in table.foreign_keys
+        ]
+    return replace(
+        options,
+        nodes=[*nodes, *options.nodes],
+        rename=[*rename, *options.rename],
+        drop=[*drop, *options.drop],
+        dtypes=[*dtypes, *options.dtypes],
+        times=[*times, *options.times],
+        reverse=[
+            *(",".join(table.edge_type(column)) for table in tables for column in table.foreign_keys),
+            *options.reverse,
+        ],
+    )
+
+
+def foreign_key_edges(tables: list[RelationalTable], csv: CsvFormat) -> dict[EdgeType, Table]:
+    """Return a table of edges for each foreign key: from the row to the row that it refers to.
+
+    A row without a value in the column has no edge.
+    """
+    return {
+        table.edge_type(column): _edges(table, column, csv)
+        for table in tables
+        for column in table.foreign_keys
+    }
+
+
+def _edges(relational: RelationalTable, column: str, csv: CsvFormat) -> Table:
+    rename = {column: "dst"} | ({relational.primary_key: "src"} if relational.primary_key else {})
+    options = ColumnOptions(rename=rename, csv=csv)
+    opened = open_files(relational.files, role="edges", options=options)
+    for name in rename:
+        if name not in opened.columns:
+            known = ", ".join(map(repr, opened.columns))
+            raise ValueError(f"{opened.name}: no column {name!r}, a key of the schema file; columns: {known}")
+    others = tuple(glob.escape(name) for name in opened.columns if name not in rename)
+    table = name_columns(opened, role="edges", options=replace(options, drop=others))
+    types = {"src": pa.int64(), "dst": pa.int64()}
+    for end in ("src", "dst"):
+        if end in table.columns:
+            types[end] = _type_of_ids(table.columns[end], f"{opened.name}, column {column!r}")
+    schema = pa.schema(types)
+    reader = pa.RecordBatchReader.from_batches(schema, _batches(opened, rename, schema))
+    return ArrowStreamTable(reader, f"foreign key {column!r} of {relational.name}")
+
+
+def _type_of_ids(kind: Kind, what: str) -> Any:
+    if kind == TEXT:
+        return pa.large_string()
+    if isinstance(kind, Column) and not kind.shape and STORAGE_DTYPES[kind.dtype].kind in "iuf":
+        return pa.int64()
+    raise ValueError(f"{what} holds {kind}: keys are integers or texts")
+
+
+def _batches(table: Table, ends: Mapping[str, str], schema: Any) -> Iterator[Any]:
+    """Yield the edges of the rows that have a value, as record batches."""
+    row = 0
+    for chunk in table.read(list(ends), _ROWS):
+        columns = {ends[name]: _ids(table, name, array, row) for name, array in chunk.items()}
+        count = len(next(iter(columns.values())))
+        source = columns.get("src", np.ma.MaskedArray(np.arange(row, row + count)))
+        target = columns["dst"]
+        keep = ~np.ma.getmaskarray(target)
+        if (missing := first_true(np.ma.getmaskarray(source) & keep)) is not None:
+            key = next(name for name, end in ends.items() if end == "src")
+            raise FormatError(f"{table.where(key, row + missing)}: no primary key")
+        kept = {"src": np.ma.getdata(source)[keep], "dst": np.ma.getdata(target)[keep]}
+        yield pa.record_batch([pa.array(kept[field.name], field.type) for field in schema], schema)
+        row += count
+
+
+def _ids(table: Table, name: str, array: Array, row: int) -> np.ma.MaskedArray[Any, Any]:
+    """Return ids, masked where there is none. Exports of pandas have integers as decimal numbers with NaN."""
+    if array.dtype == object:
+        return np.ma.MaskedArray(array, array == "")
+    if array.dtype.kind != "f":
+        return np.ma.asarray(array)
+    found = np.ma.masked_invalid(array)
+    whole = np.ma.filled(found, 0).astype(np.int64)
+    if (wrong := first_true(~np.ma.getmaskarray(found) & (whole != np.ma.getdata(found)))) is not None:
+        raise FormatError(f"{table.where(name, row + wrong)}: {array[wrong]} is no integer")
+    return np.ma.MaskedArray(whole, np.ma.getmaskarray(found))

@@ -1,0 +1,108 @@
+"""Schema files: relational tables as a heterogeneous graph, in one command."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from gigl_loader import DistDataset, DistNeighborLoader
+from gigl_loader.cli.app import build_app
+
+_SCHEMA = """
+tables:
+  user: {files: users.parquet, primary_key: uid, time: joined}
+  product: {files: products.csv, primary_key: pid}
+  review:
+    files: [reviews-*.parquet]
+    foreign_keys: {user: user, product: product, answers: user}
+    time: at
+    types: {text: drop, sure: drop, stars: float16}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    day = datetime(2021, 2, 1)
+    users = {"uid": ["ann", "bob"], "joined": [day, day], "age": [31, 40]}
+    pq.write_table(pa.table(users), tmp_path / "users.parquet")
+    (tmp_path / "products.csv").write_text("pid,price\n10,1.5\n20,2.5\n")
+    writers: list[list[str | None]] = [["ann", "bob", None], ["ann"]]
+    for number, rows in enumerate(writers):
+        reviews = {
+            "user": pa.array(rows, pa.string()),
+            "product": pa.array([20.0, float("nan"), 10.0][: len(rows)]),  # As pandas writes integers.
+            "answers": pa.array([None] * len(rows), pa.string()),
+            "stars": pa.array([1.0, 2.0, 3.0][: len(rows)]),
+            "sure": [True] * len(rows),
+            "text": ["fine"] * len(rows),
+            "at": [day] * len(rows),
+        }
+        pq.write_table(pa.table(reviews), tmp_path / f"reviews-{number}.parquet")
+    (tmp_path / "graph.yaml").write_text(_SCHEMA)
+    return tmp_path
+
+
+def _partition(folder: Path, *more: str, code: int = 0) -> str:
+    arguments = ["partition", str(folder / "graph"), "--schema", str(folder / "graph.yaml"), *more]
+    result = CliRunner().invoke(build_app(), arguments)
+    assert result.exit_code == code, result.output
+    return result.stderr.strip() if code else ""
+
+
+def test_rows_become_nodes_and_foreign_keys_edges(folder: Path) -> None:
+    _partition(folder, "-p", "2")
+    dataset = DistDataset.open(folder / "graph")
+    schema = dataset.schema
+    nodes = {kind: each.count for kind, each in schema.nodes.items()}
+    assert nodes == {"product": 2, "review": 4, "user": 2}
+    counts = {kind: edges.count for kind, edges in schema.edges.items()}
+    assert counts == {
+        ("review", "f2p_user", "user"): 3,
+        ("user", "rev_f2p_user", "review"): 3,
+        ("review", "f2p_product", "product"): 3,
+        ("product", "rev_f2p_product", "review"): 3,
+        ("review", "f2p_answers", "user"): 0,
+        ("user", "rev_f2p_answers", "review"): 0,
+    }
+    assert set(schema.nodes["review"].columns) == {"stars", "time"}
+    assert schema.nodes["review"].columns["stars"].dtype == "F16"
+    assert schema.nodes["user"].times == ("time",)
+    ann = dataset.node_ids_of(["ann"], "user")
+    with DistNeighborLoader(dataset, [5], ("user", ann), batch_size=1, num_workers=0) as loader:
+        [batch] = loader
+    assert batch["review"].n_id.tolist() == [0, 3]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("answers: user", "answers: nobody", "refers to 'nobody'; known: user, product, review"),
+        ("answers: user", "answers: review", "refers to 'review', which has no primary_key"),
+        ("answers: user", "reply: user", "no column 'reply', a key of the schema file"),
+        ("files: products.csv", "file: products.csv", "must be a mapping with files"),
+        ("time: at", "times: at", "unknown key 'times'"),
+        ("tables:", "table:", "must have one entry, tables"),
+        ("product: product", "stars: product", "unknown node id"),
+        ("product: product", "sure: product", "keys are integers or texts"),
+        ("tables:", "tables: {", "is not YAML"),
+    ],
+)
+def test_mistakes_are_told_in_a_line(folder: Path, old: str, new: str, words: str) -> None:
+    (folder / "graph.yaml").write_text(_SCHEMA.replace(old, new))
+    error = _partition(folder, code=2)
+    assert words in error
+    assert len(error.splitlines()) == 1
+    assert not (folder / "graph").exists()
+
+
+def test_keys_that_are_no_integers_are_refused_with_their_row(folder: Path) -> None:
+    path = folder / "reviews-1.parquet"
+    table: Any = pq.read_table(path).set_column(1, "product", [[10.5]])
+    pq.write_table(table, path)
+    assert "reviews-1.parquet, column 'product', row 0: 10.5 is no integer" in _partition(folder, code=2)
