@@ -98,6 +98,8 @@ class InFlight:
         self.position = self._next_batch = num_batches
         """Next batch to be delivered, in order."""
         self.remaining = 0
+        self._retried_at = self._hedged_at = -math.inf
+        """When ``next`` and ``late`` were called last (monotonic)."""
         self._begun = True
         """Some server has sampled a batch of the epoch."""
         self.has_first = True
@@ -134,6 +136,7 @@ class InFlight:
         In order, the first batch of an epoch is requested alone until a server has sampled it: the trainer
         waits for it, and all servers would be busy with later ones.
         """
+        self._retried_at = now
         idle = self._idle()
         due = [number for number, batch in idle if batch.call.due_at() <= now]
         if due:
@@ -169,13 +172,18 @@ class InFlight:
 
     def late(self, now: float) -> InFlightRequest | None:
         """Return the request that the trainer waits for, if it should be sent to a second server now."""
+        self._hedged_at = now
         call = self._awaited()
         return call.attempts[0] if call is not None and call.may_start(now) else None
 
     def late_at(self) -> float:
-        """Return when ``late`` returns a request (monotonic). Infinity where none is awaited."""
+        """Return when ``late`` returns a request (monotonic). Infinity where none is awaited.
+
+        One that it has returned is left to its server: no other can take it.
+        """
         call = self._awaited()
-        return math.inf if call is None else call.due_at()
+        at = math.inf if call is None else call.due_at()
+        return at if at > self._hedged_at else math.inf
 
     def sent_over(self, channel: Channel) -> list[InFlightRequest]:
         """Return the requests that were sent over a channel and not replied to, by batch."""
@@ -254,13 +262,14 @@ class InFlight:
         ]
         return min(failing, key=lambda each: each.since, default=None)
 
-    def next_retry(self, now: float) -> float:
+    def next_retry(self) -> float:
         """Return the earliest end of a backoff (monotonic). Infinity where no batch backs off.
 
-        Batches whose backoff is over wait for a server to become available, which is signalled separately.
+        Batches whose backoff was over in the last ``next`` wait for a server to become available, which is
+        signalled separately. A backoff that has ended since then counts: nothing else would end the wait.
         """
         ends = (batch.call.due_at() for _, batch in self._idle())
-        return min((end for end in ends if end > now), default=math.inf)
+        return min((end for end in ends if end > self._retried_at), default=math.inf)
 
     def _pending(self) -> list[_Batch]:
         """Return the batches that were requested and not received."""
@@ -337,8 +346,8 @@ class BatchWait:
         until = min(
             deadline,
             give_up,
-            self._in_flight.next_retry(now),
-            self._hedge_at(now),
+            self._in_flight.next_retry(),
+            self._in_flight.late_at(),
             self._fetchers_stuck_at(),
             self._check_at(),
         )
@@ -358,11 +367,6 @@ class BatchWait:
                     return
                 channel.failure = None
                 raise _not_reached(channel, error, now) if may_pass(error) else _refused(channel, error)
-
-    def _hedge_at(self, now: float) -> float:
-        """Return when to look for a late request. One that no other server can take is left to its own."""
-        at = self._in_flight.late_at()
-        return at if at > now else math.inf
 
     def _timed_out(self, now: float, timeout: float, retry: Failing | None) -> Exception:
         for channel in self._needed():

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import threading
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 
-from gigl_client.in_flight import InFlight, InFlightRequest
+from gigl_client.channel_pool import ChannelPool
+from gigl_client.channels import ChannelConfig
+from gigl_client.in_flight import BatchWait, InFlight, InFlightRequest
 from gigl_loader.channel.frame import Frame
 from gigl_loader.sampling.request import BatchRequest
 
@@ -129,10 +134,11 @@ def test_a_batch_that_failed_to_come_is_asked_for_again_after_a_pause_that_doubl
         ask = _ask(in_flight, channel, now=now)
         assert ask.request.batch == 0
         in_flight.put_back(ask, OSError("gone"), now)
-        pauses.append(in_flight.next_retry(now) - now)
+        pauses.append(in_flight.next_retry() - now)
         assert in_flight.next(now) == 1  # Others need not wait for it.
-        now = in_flight.next_retry(now)
-        assert in_flight.next_retry(now) == float("inf"), "it waits for a server now, not for a time"
+        now = in_flight.next_retry()
+        assert in_flight.next(now) == 0
+        assert in_flight.next_retry() == float("inf"), "it waits for a server now, not for a time"
     for pause, whole in zip(pauses, (0.05, 0.1, 0.2, 0.4, 0.5, 0.5, 0.5), strict=True):
         assert 0.7 * whole < pause < 1.01 * whole
     assert in_flight.delaying_retry() is not None
@@ -140,6 +146,28 @@ def test_a_batch_that_failed_to_come_is_asked_for_again_after_a_pause_that_doubl
     in_flight.take()
     assert in_flight.delaying_retry() is None
     assert channel.load == 0
+
+
+def test_a_backoff_that_ends_before_the_wait_begins_ends_the_wait() -> None:
+    in_flight, changed = _started(), threading.Condition()
+    ask = _ask(in_flight, _channel())
+    in_flight.put_back(ask, OSError("gone"), time.monotonic())
+    assert in_flight.next(time.monotonic()) == 1
+    time.sleep(max(in_flight.next_retry() - time.monotonic(), 0) + 0.01)
+    config = ChannelConfig(key="k", name="n", plan="{}", graph="")
+    wait = BatchWait(
+        ChannelPool([], config, changed, defers=False, heartbeats=cast("Any", None)),
+        in_flight,
+        changed,
+        fetchers_stuck_at=lambda: math.inf,
+        check_at=lambda: math.inf,
+        timeout_s=60.0,
+    )
+    began = time.monotonic()
+    with changed:
+        wait.wait(began + 60.0, 60.0)
+    assert time.monotonic() - began < 30.0
+    assert in_flight.next(time.monotonic()) == 0
 
 
 def test_the_same_request_is_asked_again() -> None:
@@ -189,7 +217,9 @@ def test_a_late_batch_is_requested_from_a_second_server_and_the_loser_returned()
     _ask(in_flight, channels[0], now=100.0)
     assert in_flight.late_at() == 101.0
     assert in_flight.late(100.9) is None
+    assert in_flight.late_at() == 101.0
     assert in_flight.late(101.0) is first
+    assert in_flight.late_at() == float("inf"), "no other server could take it"
     second = _sent(in_flight, channels[1], 0, now=101.0)
     assert in_flight.late_at() == float("inf"), "two servers are enough"
     assert in_flight.oldest_awaited() is first
