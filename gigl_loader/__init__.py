@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gigl_loader.loaders.link import DistLinkNeighborLoader as DistLinkNeighborLoader
     from gigl_loader.loaders.link import NegativeSampling as NegativeSampling
     from gigl_loader.loaders.neighbor import DistNeighborLoader as DistNeighborLoader
+    from gigl_loader.loaders.subgraph import DistSubgraphLoader as DistSubgraphLoader
     from gigl_loader.sampling.plans.custom import CustomSamplerOptions as CustomSamplerOptions
     from gigl_loader.sampling.plans.neighbor import (
         KHopNeighborSamplerOptions as KHopNeighborSamplerOptions,
@@ -38,6 +39,7 @@ _HOMES = {
     "DistDataset": "gigl_loader.dataset",
     "DistLinkNeighborLoader": "gigl_loader.loaders.link",
     "DistNeighborLoader": "gigl_loader.loaders.neighbor",
+    "DistSubgraphLoader": "gigl_loader.loaders.subgraph",
     "FormatError": "gigl_loader.errors",
     "GiglError": "gigl_loader.errors",
     "KHopNeighborSamplerOptions": "gigl_loader.sampling.plans.neighbor",
@@ -62,6 +64,7 @@ __all__ = [
     "DistDataset",
     "DistLinkNeighborLoader",
     "DistNeighborLoader",
+    "DistSubgraphLoader",
     "FormatError",
     "GiglError",
     "KHopNeighborSamplerOptions",

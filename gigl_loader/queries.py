@@ -13,13 +13,13 @@ from gigl_loader.sharding import read_share
 from gigl_loader.splits import edges_in_split
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import torch
     from torch_geometric.data import FeatureStore, GraphStore
 
     from gigl_loader.arrays import Int64Array
-    from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.graph.schema import EdgeSchema, GraphSchema, NodeSchema
     from gigl_loader.options import EdgeType, NodeType
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.store import EdgeList
@@ -37,8 +37,20 @@ class ABLPInput(NamedTuple):
     """[2, Q]; ``None`` where the graph has no negative labels of the type."""
 
 
+class FeatureInfo(NamedTuple):
+    """Width and dtype of a column of features. The fields are GiGL's."""
+
+    dim: int
+    """Elements of a row."""
+    dtype: torch.dtype
+
+
 class GraphQueries:
-    """Sizes, types, splits and nodes of a graph, wherever it lies."""
+    """Sizes, types, splits and nodes of a graph, wherever it lies.
+
+    Properties of features, labels and splits have a value in a homogeneous graph, and a dict by type in a
+    heterogeneous one, as in PyG, GiGL and GLT.
+    """
 
     @property
     def schema(self) -> GraphSchema:
@@ -83,8 +95,102 @@ class GraphQueries:
         """Number of nodes of each split, by node type and name. A type without splits has an empty entry."""
         return {node_type: dict(nodes.splits) for node_type, nodes in self.schema.nodes.items()}
 
+    def metadata(self) -> tuple[list[NodeType], list[EdgeType]]:
+        """Return the node types and edge types of batches, as PyG's heterogeneous models take them.
+
+        With ``edge_dir="out"``, edge types are reversed, as messages flow.
+        """
+        if self.edge_dir == "in" or self.schema.homogeneous:
+            return self.node_types, self.edge_types
+        from gigl_loader.sampling.khop import reversed_edge_types
+
+        return self.node_types, sorted(reversed_edge_types(self.edge_types).values())
+
+    def get_node_types(self) -> list[NodeType] | None:
+        """Return the types of nodes, ``None`` for a homogeneous graph, as GLT does."""
+        return None if self.schema.homogeneous else self.node_types
+
+    def get_edge_types(self) -> list[EdgeType] | None:
+        """Return the types of edges, ``None`` for a homogeneous graph, as GLT does."""
+        return None if self.schema.homogeneous else self.edge_types
+
+    @property
+    def node_feature_info(self) -> Any:
+        """``FeatureInfo`` of the column ``x`` of nodes. ``None`` where no type has it."""
+        return self._by_type(_feature_infos(self.schema.nodes, "x"))
+
+    @property
+    def edge_feature_info(self) -> Any:
+        """``FeatureInfo`` of the column ``edge_attr`` of edges. ``None`` where no type has it."""
+        return self._by_type(_feature_infos(self.schema.edges, "edge_attr"))
+
+    @property
+    def num_features(self) -> Any:
+        """Width of the column ``x`` of nodes, an ``int``; 0 without one."""
+        found = _feature_infos(self.schema.nodes, "x")
+        widths = {kind: found[kind].dim if kind in found else 0 for kind in self.node_types}
+        return self._by_type(widths) or 0
+
+    @property
+    def num_classes(self) -> Any:
+        """Number of classes by the column ``y`` of nodes, an ``int``; 0 without one.
+
+        One more than the largest of integers, the number of distinct floats, or the width of rows, as in
+        PyG. Numbers are read from all nodes at each access.
+        """
+        return self._by_type({kind: self._classes_of(kind) for kind in self.node_types}) or 0
+
+    @property
+    def train_node_ids(self) -> Any:
+        """Node ids of the split ``"train"`` of the whole graph, int64 [N], ascending. Read at each access.
+
+        ``None`` where no type has the split. Loaders take its name, too, and share it among the ranks.
+        """
+        return self._ids_in_split("train")
+
+    @property
+    def val_node_ids(self) -> Any:
+        """The same for the split ``"val"``."""
+        return self._ids_in_split("val")
+
+    @property
+    def test_node_ids(self) -> Any:
+        """The same for the split ``"test"``."""
+        return self._ids_in_split("test")
+
+    def _by_type(self, found: dict[Any, Any]) -> Any:
+        """Return the value of the only type of a homogeneous graph, else all by type; ``None`` for none."""
+        return next(iter(found.values()), None) if self.schema.homogeneous else found or None
+
+    def _ids_in_split(self, split: str) -> Any:
+        import torch
+
+        positions = {
+            kind: self.split_positions(kind, split)
+            for kind, nodes in self.schema.nodes.items()
+            if split in nodes.splits
+        }
+        return self._by_type(
+            {kind: torch.from_numpy(self.node_ids(kind, held).copy()) for kind, held in positions.items()}
+        )
+
+    def _classes_of(self, node_type: NodeType) -> int:
+        column = self.schema.nodes[node_type].columns.get("y")
+        if column is None or column.shape not in ((), (1,)):
+            return column.shape[-1] if column else 0
+        features, _ = self.as_pyg()
+        with features:
+            labels = features.get_tensor(group_name=node_type, attr_name="y", index=None)
+        if labels.is_floating_point():
+            return len(labels.unique())
+        return int(labels.max()) + 1 if len(labels) else 0
+
     def positions(self, node_type: NodeType, node_ids: Int64Array) -> Int64Array:
         """Return the positions of ``node_ids``, int64 [N], in order. ``ValueError`` lists unknown ids."""
+        raise NotImplementedError
+
+    def split_positions(self, node_type: NodeType, split: str) -> Int64Array:
+        """Return a split's positions, int64 [N], by ascending node id. ``ValueError`` lists the splits."""
         raise NotImplementedError
 
     def node_ids(self, node_type: NodeType, positions: Int64Array) -> Int64Array:
@@ -151,6 +257,7 @@ class GraphQueries:
         """
         import torch
 
+        _check_names(split, node_type)
         share = read_share(rank, world_size, balance)
         lists = self._ids_of_servers(self._one_type(node_type), split, share)
         return {server: torch.from_numpy(ids.copy()) for server, ids in enumerate(lists)}
@@ -180,6 +287,7 @@ class GraphQueries:
         """
         import torch
 
+        _check_names(split, anchor_node_type)
         supervision = self._supervision_type(anchor_node_type, supervision_edge_type)
         lists = self.schema.label_lists(supervision)
         share = {"rank": rank, "world_size": world_size, "balance": balance}
@@ -255,9 +363,11 @@ class GraphQueries:
         import torch
 
         kind = self._one_type(node_type)
-        positions = self.positions(kind, _id_array(ids))
-        bounds = np.array(self.schema.nodes[kind].bounds, np.int64)
-        return torch.from_numpy(np.searchsorted(bounds, positions, side="right") - 1)
+        return torch.from_numpy(self._owners(kind, self.positions(kind, _id_array(ids))))
+
+    def _owners(self, node_type: NodeType, positions: Int64Array) -> Int64Array:
+        bounds = np.array(self.schema.nodes[node_type].bounds, np.int64)
+        return np.searchsorted(bounds, positions, side="right") - 1
 
     def original_ids(
         self, node_ids: torch.Tensor, node_type: NodeType | None = None
@@ -319,6 +429,29 @@ class GraphQueries:
             known = ", ".join(map(repr, self.node_types))
             raise ValueError(f"unknown node type {node_type!r}; known: {known}")
         return node_type
+
+
+def _feature_infos(types: Mapping[Any, NodeSchema | EdgeSchema], name: str) -> dict[Any, FeatureInfo]:
+    """Return width and dtype, in batches, of a column of the types that have it."""
+    from gigl_loader.pyg.feature_store import as_tensor
+
+    columns = {kind: each.columns[name] for kind, each in types.items() if name in each.columns}
+    return {
+        kind: FeatureInfo(
+            column.shape[-1] if column.shape else 1,
+            as_tensor(np.empty((0, column.row_bytes), np.uint8), column, (0, *column.shape)).dtype,
+        )
+        for kind, column in columns.items()
+    }
+
+
+def _check_names(*names: object) -> None:
+    """Raise ``TypeError`` for what stands in the place of a name in a call with GiGL's order of arguments."""
+    for name in names:
+        if isinstance(name, int):
+            raise TypeError(
+                f"split and node type are names, got {name!r}: pass rank= and world_size= by name"
+            )
 
 
 def _id_array(ids: torch.Tensor) -> Int64Array:

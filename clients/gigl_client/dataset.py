@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 import numpy as np
@@ -19,15 +20,17 @@ from gigl_loader.queries import GraphQueries
 from gigl_loader.rpc.credentials import Caller
 from gigl_loader.rpc.remote_store import Directory
 from gigl_loader.sampling.store import EdgeList
+from gigl_loader.topology import Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    import torch
     from typing_extensions import Self
 
     from gigl_client.cluster import Cluster
     from gigl_loader.arrays import Int64Array
-    from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeSchema, NodeType
+    from gigl_loader.graph.schema import EdgeSchema, EdgeType, GraphSchema, NodeSchema, NodeType
     from gigl_loader.options import StoreOptions
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.source import BatchSource, SourceRequest
@@ -158,6 +161,30 @@ _MAX_SHARES = 64
 """Limit of a server on the share of one channel."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterInfo:
+    """Sizes of a storage cluster and of the job that uses it. The names are GiGL's."""
+
+    num_storage_nodes: int
+    """Number of storage servers."""
+    storage_addresses: tuple[str, ...]
+    """``HOST:PORT`` of each server, by rank."""
+    num_compute_nodes: int
+    """Hosts with trainers. Without torchrun's variables, each rank counts as a host."""
+    num_processes_per_compute: int
+    compute_node_rank: int
+    """Index of this host."""
+
+    @property
+    def num_cluster_nodes(self) -> int:
+        return self.num_storage_nodes + self.num_compute_nodes
+
+    @property
+    def compute_cluster_world_size(self) -> int:
+        """Number of trainers."""
+        return self.num_compute_nodes * self.num_processes_per_compute
+
+
 class RemoteDistDataset(GraphQueries):
     """A graph on storage servers, for trainers that hold no part of it.
 
@@ -241,6 +268,89 @@ class RemoteDistDataset(GraphQueries):
     def graph_digest(self) -> str:
         """Digest of the graph. Equal for graphs with the same contents, wherever they are stored."""
         return self._cluster.graph_digest
+
+    # Names of GiGL's dataset of the same name
+
+    @property
+    def cluster_info(self) -> ClusterInfo:
+        """Sizes of the cluster and of this job."""
+        place = Topology.without_asking()
+        by_host = place.num_hosts * place.local_world_size == place.world_size
+        return ClusterInfo(
+            num_storage_nodes=self.num_servers,
+            storage_addresses=tuple(str(each.endpoint.control_address) for each in self._cluster.servers),
+            num_compute_nodes=place.num_hosts if by_host else place.world_size,
+            num_processes_per_compute=place.local_world_size if by_host else 1,
+            compute_node_rank=place.host_index if by_host else place.rank,
+        )
+
+    def fetch_node_types(self) -> list[NodeType] | None:
+        """Return ``get_node_types()``."""
+        return self.get_node_types()
+
+    def fetch_edge_types(self) -> list[EdgeType] | None:
+        """Return ``get_edge_types()``."""
+        return self.get_edge_types()
+
+    def fetch_edge_dir(self) -> Literal["in", "out"]:
+        """Return ``edge_dir``."""
+        return self.edge_dir
+
+    def fetch_node_feature_info(self) -> Any:
+        """Return ``node_feature_info``."""
+        return self.node_feature_info
+
+    def fetch_edge_feature_info(self) -> Any:
+        """Return ``edge_feature_info``."""
+        return self.edge_feature_info
+
+    def fetch_node_quantization_metadata(self) -> Any:
+        """Return the ``Quantization`` of the column ``x`` of nodes, or ``None``. Batches have values."""
+        return self._quantization(self.schema.nodes, "x")
+
+    def fetch_edge_quantization_metadata(self) -> Any:
+        """Return the ``Quantization`` of the column ``edge_attr`` of edges, or ``None``."""
+        return self._quantization(self.schema.edges, "edge_attr")
+
+    def fetch_edge_weights_registered(self) -> bool:
+        """Return whether edges of any type can be drawn by weight (``weight_attr`` of loaders)."""
+        return any(edges.weights for edges in self.schema.edges.values())
+
+    def fetch_node_partition_book(self, node_type: NodeType | None = None) -> torch.Tensor:
+        """Return the partition of each node ``0 .. N - 1``, int64 [N]. ``partition_of`` is that of a few.
+
+        ``ValueError`` where node ids have gaps.
+        """
+        import torch
+
+        kind = self._one_type(node_type)
+        nodes = self.schema.nodes[kind]
+        if nodes.ids == "sparse":
+            raise ValueError(f"ids of nodes of type {kind!r} have gaps: partition_of(ids) takes some of them")
+        return self.partition_of(torch.arange(nodes.count), kind)
+
+    def fetch_edge_partition_book(self, edge_type: EdgeType | None = None) -> torch.Tensor:
+        """Return the partition of each edge, by ascending edge id, int64 [E]. Reads all edges of the type."""
+        import torch
+
+        known = ", ".join(map(str, self.edge_types)) or "none"
+        if edge_type is None and len(self.edge_types) == 1:
+            [edge_type] = self.edge_types
+        if edge_type not in self.edge_types:
+            raise ValueError(f"edge_type must be one of {known}, got {edge_type!r:.200}")
+        src, dst = self.all_edges(edge_type)
+        owners = self._owners(self.schema.target_type(edge_type), dst if self.edge_dir == "in" else src)
+        return torch.from_numpy(owners)
+
+    def fetch_free_ports_on_storage_cluster(self, num_ports: int) -> NoReturn:
+        """Raise ``TypeError``: no port has to be chosen."""
+        raise TypeError("servers listen on ports of their own, which clients discover: leave the call out")
+
+    def _quantization(self, types: Mapping[Any, NodeSchema | EdgeSchema], name: str) -> Any:
+        columns = {kind: each.columns.get(name) for kind, each in types.items()}
+        return self._by_type(
+            {kind: each.quantized.how for kind, each in columns.items() if each and each.quantized}
+        )
 
     def positions(self, node_type: NodeType, node_ids: Int64Array) -> Int64Array:
         return self._nodes.positions(node_type, node_ids)

@@ -154,10 +154,10 @@ void NeighborSampler::Induce(int edge_type) {
   const std::span<const int64_t> targets = batch_.nodes(plan.ends.target_type).names();
   const BatchNodes& neighbors = batch_.nodes(plan.ends.neighbor_type);
   batch_.room().Take(0, static_cast<int64_t>(targets.size()));
-  if (std::all_of(plan.rules.begin(), plan.rules.end(), [](const DrawRule& rule) { return rule.fanout == 0; })) {
-    return edges.AddNone(static_cast<int64_t>(targets.size()));
-  }
-  const bool weighted = plan.rules.front().weighted();
+  const bool skipped = !plan.rules.empty() &&
+                       std::all_of(plan.rules.begin(), plan.rules.end(), [](const DrawRule& rule) { return rule.fanout == 0; });
+  if (skipped) return edges.AddNone(static_cast<int64_t>(targets.size()));
+  const bool weighted = !plan.rules.empty() && plan.rules.front().weighted();
   WithWidth(plan.adjacency->wide_indices, [&](auto index) {
     WithWidth(plan.adjacency->wide_edge_ids, [&](auto edge_id) {
       std::visit(

@@ -201,10 +201,13 @@ DEFAULTS: LoaderOptions = {
 _WITHOUT_EFFECT = ("persistent_workers", "pin_memory", "is_sorted", "filter_per_worker")
 """No batch depends on them: accepted with any value."""
 
-_DEFAULTS_ELSEWHERE: dict[str, Any] = {
+_AS_HERE: dict[str, Any] = {
+    "collect_features": True,
     "directed": True,
+    "strategy": "random",
+    "with_weight": False,
 }
-"""Defaults in other libraries that are not ``None``. The default of any other argument is accepted, too."""
+"""Values of other libraries' arguments that say what happens here. ``None`` is accepted for other names."""
 
 _IN_PLACE = (
     "pass the seeds as input_nodes, which ranks share by themselves; seed_weights= draws them by weight"
@@ -218,18 +221,24 @@ _INSTEAD = {
     "custom_cls": "use transform=",
     "data": "the first argument is dataset, such as DistDataset.from_pyg(data)",
     "directed": "use subgraph_type='induced', or leave it out",
+    "edge_dir": "it is that of the graph, given when it is built: dataset.edge_dir",
     "generator": "pass seed=: all draws depend on it",
     "input_id": "batches have input_id, the place of each seed in the input",
     "input_type": "pass (node type, nodes) as input_nodes",
     "local_process_rank": _BY_ITSELF,
     "local_process_world_size": _BY_ITSELF,
+    "max_labels_per_anchor_node": "use max_labels_per_anchor= of DistABLPLoader",
     "neighbor_sampler": "use sampler_options=CustomSamplerOptions(...)",
     "neg_sampling_ratio": "use neg_sampling={'mode': 'binary', 'amount': ...}",
     "num_cpu_threads": "use num_workers=",
     "prefetch_factor": "use worker_concurrency=, the batches in flight per worker",
+    "random_seed": "use seed=",
     "sampler": _IN_PLACE,
+    "strategy": "use replace= and weight_attr=",
     "to_device": "use device=",
     "transform_sampler_output": "use transform=, or sampler_options=CustomSamplerOptions(...)",
+    "use_label_edge_index_output": "use as_dict= of DistABLPLoader",
+    "with_weight": "use weight_attr=, the name of the column that edges are drawn by",
     "worker_init_fn": "sampling processes run no code of the script, but that of CustomSamplerOptions(...)",
     "worker_options": "use num_workers=, worker_concurrency= and channel_size=",
 }
@@ -248,13 +257,48 @@ def with_defaults(cls: type, options: Mapping[str, Any]) -> LoaderOptions:
         value = known.pop(name)
         if name in _WITHOUT_EFFECT or (name in _INSTEAD and _is_default(name, value)):
             continue
-        remedy = _INSTEAD.get(name) or _suggestion(name, list(inspect.signature(cls).parameters))
-        raise TypeError(f"{cls.__name__}() has no argument {name!r}: {remedy}")
+        raise TypeError(f"{cls.__name__}() has no argument {name!r}: {_remedy(cls, name, value)}")
     return known  # type: ignore[no-any-return]
 
 
 def _is_default(name: str, value: Any) -> bool:
-    return bool(value == _DEFAULTS_ELSEWHERE[name]) if name in _DEFAULTS_ELSEWHERE else value is None
+    return bool(value == _AS_HERE[name]) if name in _AS_HERE else value is None
+
+
+_OF_WORKER_OPTIONS = {
+    "num_workers": "num_workers=",
+    "worker_concurrency": "worker_concurrency=",
+    "channel_size": "channel_size=",
+    "buffer_size": "channel_size=",
+    "prefetch_size": "prefetch_size=",
+    "worker_key": "worker_key=",
+    "rpc_timeout": "timeout=",
+    "worker_devices": "sampling runs on CPUs",
+    "master_addr": "hosts are found from the process group",
+    "master_port": "likewise",
+    "num_rpc_threads": "as many as are needed",
+    "pin_memory": "always",
+    "use_all2all": "rows come from their owners",
+    "server_rank": "RemoteDistDataset.connect(address) finds all servers",
+}
+"""Fields of GLT's options of sampling workers: the argument that replaces each, or why none is needed."""
+
+
+def _remedy(cls: type, name: str, value: Any) -> str:
+    """Return what to use instead of an argument. GLT's options are read by their fields, without GLT."""
+    fields = getattr(value, "__dict__", {}) if name == "worker_options" else {}
+    if "rpc_timeout" not in fields:
+        return _INSTEAD.get(name) or _suggestion(name, list(inspect.signature(cls).parameters))
+    if not fields.keys() & {"channel_size", "buffer_size"}:  # GLT's collocated sampler.
+        fields = {**fields, "num_workers": 0, "worker_concurrency": None}
+    known = {each: told for each, told in _OF_WORKER_OPTIONS.items() if each in fields}
+    passed = [
+        f"{told}{fields[each]!r}"
+        for each, told in known.items()
+        if told.endswith("=") and fields[each] is not None
+    ]
+    left = [f"{each} ({told})" for each, told in known.items() if not told.endswith("=")]
+    return f"for {type(value).__name__}, pass {', '.join(passed)}; leave out {', '.join(left)}"
 
 
 def _suggestion(name: str, known: list[str]) -> str:

@@ -29,7 +29,8 @@ class KHop:
     """How the neighbourhood of seeds is drawn, hop by hop. A frozen value, checked at birth."""
 
     num_neighbors: Mapping[EdgeType, tuple[int, ...]]
-    """Fanout per hop for every edge type: -1 takes all neighbours, 0 skips the type at that hop."""
+    """Fanout per hop for every edge type: -1 takes all neighbours, 0 skips the type at that hop. Without any
+    hop, an induced subgraph has the seeds alone."""
     replace: bool = False
     """Draw with replacement: every node with neighbours then gets exactly ``fanout`` draws."""
     with_edge: bool = False
@@ -58,6 +59,8 @@ class KHop:
         for name in ("time_attr", "disjoint"):
             if self.induced and getattr(self, name):
                 raise ValueError(f"induced subgraphs join nodes of all trees: leave {name} out")
+        if self.num_neighbors and not self.num_hops and (not self.induced or self.weight_attr is not None):
+            raise ValueError("num_neighbors=None adds no neighbours: for induced subgraphs, by no weight")
         for name in ("replace", "weight_attr", "time_attr", "disjoint"):
             if self.labor and getattr(self, name):
                 raise ValueError(f"LABOR draws neighbours for all nodes together: leave {name} out")
@@ -83,10 +86,13 @@ class KHop:
 
         ``of_plan``: the fields of a subclass.
         """
-        if arguments.num_neighbors is None:
+        fanouts = arguments.num_neighbors
+        if fanouts is None and arguments.subgraph_type != "induced":
             raise ValueError("num_neighbors is needed for k-hop neighbourhoods: a fanout for each hop")
         return cls(
-            num_neighbors=read_num_neighbors(schema, arguments.num_neighbors),
+            num_neighbors=dict.fromkeys(schema.edges, ())
+            if fanouts is None
+            else read_num_neighbors(schema, fanouts),
             replace=arguments.replace,
             with_edge=arguments.returns_edge_ids(schema),
             weight_attr=check_weight(schema, arguments.weight_attr),
@@ -135,8 +141,9 @@ class KHop:
         return self.with_edge or self.subgraph_type == "bidirectional"
 
     def draws(self, edge_type: EdgeType) -> bool:
-        """Return whether any hop follows edges of a type."""
-        return any(self.num_neighbors.get(edge_type, ()))
+        """Return whether batches have edges of a type: those that a hop follows, or all among the seeds."""
+        fanouts = self.num_neighbors.get(edge_type)
+        return fanouts == () or any(fanouts or ())
 
     def weight(self, schema: GraphSchema, edge_type: EdgeType) -> str | None:
         """Return the weight column by which edges of a type are drawn."""

@@ -17,6 +17,7 @@ from gigl_loader import (
     DistDataset,
     DistLinkNeighborLoader,
     DistNeighborLoader,
+    DistSubgraphLoader,
     LaborSamplerOptions,
     NegativeSampling,
     PPRSamplerOptions,
@@ -181,6 +182,7 @@ KINDS = {
     "induced": Kind(
         [4, 3], {"subgraph_type": "induced", "weight_attr": "w"}, {"weight_attr": "w"}, "subgraph_type is"
     ),
+    "subgraphs": Kind(None, {}, {"with_edge": False}, "with_edge is", DistSubgraphLoader),
     "bidirectional": Kind(
         [4, 3],
         {"subgraph_type": "bidirectional", "disjoint": True},

@@ -282,12 +282,16 @@ def induce(
     edge_dir: str = "in",
     weights: Mapping[EdgeType, Mapping[int, float]] | None = None,
 ) -> None:
-    """Replace the sampled edges by all edges among the nodes, of the types of which some are drawn."""
+    """Replace the sampled edges by all edges among the nodes, of the types of which some are drawn.
+
+    Without any hop, those of all types.
+    """
     for edge_type, listed in edges.items():
         source, _, destination = edge_type
         target_type, neighbor_type = (destination, source) if edge_dir == "in" else (source, destination)
         local = {node: number for number, node in enumerate(batch.nodes[neighbor_type])}
-        lists = _adjacency(listed, edge_dir) if any(fanouts[edge_type]) else {}
+        drawn = any(fanouts[edge_type]) or not fanouts[edge_type]
+        lists = _adjacency(listed, edge_dir) if drawn else {}
         found = [
             (local[neighbor], target, edge_id)
             for target, node in enumerate(batch.nodes[target_type])

@@ -43,6 +43,51 @@ def test_a_hetero_graph_keeps_its_types() -> None:
     assert dataset.num_edges == data.num_edges
 
 
+def test_pyg_gigl_and_glt_find_their_names() -> None:
+    data, hetero = homogeneous(), heterogeneous()
+    data.edge_attr = data.edge_attr.to(torch.bfloat16)
+    one, many = DistDataset.from_pyg(data, quantize={"x": "int8"}), DistDataset.from_pyg(hetero)
+    for split in ("train", "val", "test"):
+        expected = data[f"{split}_mask"].nonzero().flatten()
+        assert torch.equal(getattr(one, f"{split}_node_ids"), expected)
+    assert torch.equal(many.train_node_ids["user"], hetero["user"].train_mask.nonzero().flatten())
+    assert (len(many.train_node_ids), many.val_node_ids) == (1, None)
+    assert (one.get_node_types(), one.get_edge_types()) == (None, None)
+    assert (many.get_node_types(), many.get_edge_types()) == (many.node_types, many.edge_types)
+    assert (one.node_feature_info, one.edge_feature_info) == ((6, torch.float32), (3, torch.bfloat16))
+    assert many.node_feature_info == {"item": (5, torch.float32), "user": (4, torch.float32)}
+    assert many.edge_feature_info == {("user", "buys", "item"): (2, torch.float32)}
+    assert (one.num_features, one.num_classes) == (data.num_features, 4)
+    assert many.num_features == hetero.num_features
+    assert many.num_classes == {"item": 3, "tag": 0, "user": 0}
+    with pytest.raises(TypeError, match="got 1: pass rank= and world_size= by name"):
+        one.fetch_node_ids(1, 2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("y", "expected"),
+    [
+        (None, 0),
+        (torch.tensor([[2], [-1], [0]]), 3),
+        (torch.tensor([0.5, 2.0, 0.5]), 2),
+        (torch.zeros(3, 7), 7),
+    ],
+    ids=str,
+)
+def test_classes_are_counted_as_pyg_counts_them(y: torch.Tensor | None, expected: int) -> None:
+    dataset = DistDataset.from_pyg(Data(y=y, edge_index=torch.tensor([[0], [1]]), num_nodes=3))
+    assert dataset.num_classes == expected
+    assert (dataset.num_features, dataset.node_feature_info, dataset.train_node_ids) == (0, None, None)
+
+
+@pytest.mark.parametrize("edge_dir", ["in", "out"])
+def test_metadata_is_that_of_batches(edge_dir: Literal["in", "out"]) -> None:
+    dataset = DistDataset.from_pyg(heterogeneous(), edge_dir=edge_dir)
+    with DistNeighborLoader(dataset, [2], ("item", None), num_workers=0) as loader:
+        found = next(iter(loader)).metadata()
+    assert [set(each) for each in dataset.metadata()] == [set(each) for each in found]
+
+
 @pytest.mark.parametrize("edge_dir", ["in", "out"])
 def test_a_directory_opens_as_the_graph_that_was_built(
     tmp_path: Path, edge_dir: Literal["in", "out"]

@@ -169,6 +169,10 @@ def test_bad_options(homo: DistDataset, options: dict[str, Any], error: type[Exc
         ("sampler", "pass the seeds as input_nodes"),
         ("directed", "use subgraph_type='induced'"),
         ("local_process_rank", ".*found from the process group"),
+        ("with_weight", "use weight_attr=, the name of the column"),
+        ("edge_dir", ".*dataset.edge_dir"),
+        ("random_seed", "use seed="),
+        ("worker_options", "use num_workers="),
     ],
 )
 def test_arguments_that_do_not_exist_are_refused_with_what_to_use(
@@ -176,6 +180,49 @@ def test_arguments_that_do_not_exist_are_refused_with_what_to_use(
 ) -> None:
     with pytest.raises(TypeError, match=rf"^DistNeighborLoader\(\) has no argument '{name}': {remedy}"):
         DistNeighborLoader(homo, [2], "train", **cast("Any", {name: 3}))
+
+
+RPC = {
+    "master_addr": "store0",
+    "master_port": 1,
+    "num_rpc_threads": None,
+    "rpc_timeout": 180,
+    "worker_devices": [],
+}
+WORKER_OPTIONS: list[tuple[str, dict[str, Any], str, str]] = [
+    (
+        "CollocatedDistSamplingWorkerOptions",
+        {"num_workers": 1, "worker_concurrency": 1, "use_all2all": False},
+        "num_workers=0, timeout=180",
+        "worker_devices .*, master_addr .*, master_port .*, num_rpc_threads .*, use_all2all ",
+    ),
+    (
+        "MpDistSamplingWorkerOptions",
+        {"num_workers": 2, "worker_concurrency": 4, "channel_size": "128MB", "pin_memory": True},
+        "num_workers=2, worker_concurrency=4, channel_size='128MB', timeout=180",
+        "worker_devices .*, pin_memory ",
+    ),
+    (
+        "RemoteDistSamplingWorkerOptions",
+        {"num_workers": 2, "buffer_size": "1GB", "prefetch_size": 3, "worker_key": None, "server_rank": 0},
+        "num_workers=2, channel_size='1GB', prefetch_size=3, timeout=180",
+        r"worker_devices .*, server_rank \(RemoteDistDataset.connect\(address\)",
+    ),
+]
+"""Name and fields of options of GLT, what replaces fields, and the fields that nothing replaces."""
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "passed", "left"), WORKER_OPTIONS, ids=lambda value: str(value)[:2]
+)
+def test_what_replaces_the_fields_of_options_of_workers_is_told(
+    homo: DistDataset, name: str, fields: dict[str, Any], passed: str, left: str
+) -> None:
+    options = type(name, (), {})()
+    vars(options).update({**RPC, **fields})
+    rule = rf"no argument 'worker_options': for {name}, pass {passed}; leave out {left}"
+    with pytest.raises(TypeError, match=rule):
+        DistNeighborLoader(homo, [2], "train", **cast("Any", {"worker_options": options}))
 
 
 def test_the_class_that_was_called_is_named(homo: DistDataset) -> None:
@@ -202,6 +249,10 @@ def test_arguments_of_other_libraries_that_change_nothing_are_accepted() -> None
         "temporal_strategy": "uniform",
         "directed": True,
         "subgraph_type": "directional",
+        "collect_features": True,
+        "with_weight": False,
+        "strategy": "random",
+        "worker_options": None,
     }
     options: dict[str, Any] = {"num_workers": 0, "seed": 1, "batch_size": 50}
     with (

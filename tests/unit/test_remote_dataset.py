@@ -73,14 +73,39 @@ def loader(dataset: Any, input_nodes: Any = "train", **options: Any) -> DistNeig
 
 
 def test_it_describes_the_same_graph(here: DistDataset, there: RemoteDistDataset) -> None:
-    names = "schema node_types edge_types edge_dir num_nodes num_edges splits graph_digest"
-    for name in names.split():
+    names = "schema node_types edge_types edge_dir num_nodes num_edges splits graph_digest num_features"
+    for name in (*names.split(), "num_classes", "node_feature_info", "edge_feature_info"):
         assert getattr(there, name) == getattr(here, name)
+    assert there.metadata() == here.metadata()
+    assert torch.equal(there.val_node_ids, here.val_node_ids)
     assert there.splits["node"].keys() == {"train", "val", "test"}
     assert (here.num_servers, there.num_servers) == (0, 2)
     assert repr(there) == (
         "RemoteDistDataset(2 servers, 300 nodes of 1 types, 2,400 edges of 1 types, edge_dir='in')"
     )
+
+
+def test_it_has_the_names_of_gigl(here: DistDataset, there: RemoteDistDataset, addresses: list[str]) -> None:
+    assert (there.fetch_node_types(), there.fetch_edge_types(), there.fetch_edge_dir()) == (None, None, "in")
+    assert there.fetch_node_feature_info() == here.node_feature_info == (6, torch.float32)
+    assert there.fetch_edge_feature_info() == (3, torch.float32)
+    assert there.fetch_node_quantization_metadata() is there.fetch_edge_quantization_metadata() is None
+    assert there.fetch_edge_weights_registered() is False
+    assert torch.equal(there.fetch_node_partition_book(), here.partition_of(torch.arange(300)))
+    owners = here.partition_of(homogeneous().edge_index[1])
+    assert torch.equal(there.fetch_edge_partition_book(), owners)
+    for ask, rule in (
+        (there.fetch_node_partition_book, "unknown node type 'shop'"),
+        (there.fetch_edge_partition_book, "edge_type must be one of"),
+    ):
+        with pytest.raises(ValueError, match=rule):
+            ask("shop")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="leave the call out"):
+        there.fetch_free_ports_on_storage_cluster(2)
+    info = there.cluster_info
+    assert (info.num_storage_nodes, info.num_compute_nodes, info.num_processes_per_compute) == (2, 1, 1)
+    assert (info.num_cluster_nodes, info.compute_cluster_world_size, info.compute_node_rank) == (3, 1, 0)
+    assert sorted(info.storage_addresses) == sorted(addresses)
 
 
 def test_nodes_are_found_as_in_the_graph_itself(here: DistDataset, there: RemoteDistDataset) -> None:

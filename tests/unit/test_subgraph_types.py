@@ -22,6 +22,7 @@ from gigl_loader import (
     DistDataset,
     DistLinkNeighborLoader,
     DistNeighborLoader,
+    DistSubgraphLoader,
     LaborSamplerOptions,
     PPRSamplerOptions,
     RandomWalkSamplerOptions,
@@ -38,7 +39,7 @@ from gigl_loader.sampling.costs import BatchBounds, TooManyEdges
 from gigl_loader.sampling.khop import KHop
 from tests.support import oracle
 from tests.support.plans import neighbor_plan, seed_request
-from tests.support.pyg_graphs import graph_of, heterogeneous, homogeneous, same_batch
+from tests.support.pyg_graphs import graph_of, heterogeneous, homogeneous, same_batch, weighted
 
 if TYPE_CHECKING:
     from tests.support.oracle import EdgeType
@@ -105,10 +106,12 @@ def _expected(batch: oracle.OracleBatch, edge_type: EdgeType, kind: str) -> list
 def test_batches_are_those_of_the_oracle(graph: Any, kind: str, data: st.DataObject) -> None:
     edges, counts = graph
     edge_dir: Any = data.draw(st.sampled_from(["in", "out"]))
-    hops = data.draw(st.integers(1, 2))
+    hops = data.draw(st.integers(0 if kind == "induced" else 1, 2))
     fanout = st.lists(st.sampled_from([-1, 0, 1, 3]), min_size=hops, max_size=hops)
     fanouts = {each: data.draw(fanout) for each in edges}
-    how = data.draw(st.sampled_from(["plain", "replace", "labor", "weight", "disjoint"]))
+    how = data.draw(
+        st.sampled_from(["plain", "replace", "labor", "weight", "disjoint"] if hops else ["plain"])
+    )
     disjoint = how == "disjoint" and kind == "bidirectional"
     seed_type = data.draw(st.sampled_from(sorted(counts)))
     seeds = data.draw(st.lists(st.integers(0, counts[seed_type] - 1), min_size=1, max_size=5))
@@ -121,15 +124,16 @@ def test_batches_are_those_of_the_oracle(graph: Any, kind: str, data: st.DataObj
     )
     homogeneous_graph = NODE in edges
     options = {**OPTIONS, **({"sampler_options": LaborSamplerOptions()} if how == "labor" else {})}
-    with DistNeighborLoader(
+    given = {"subgraph_type": kind, "disjoint": disjoint} if kind == "bidirectional" else {}
+    loader_class: Any = DistSubgraphLoader if kind == "induced" else DistNeighborLoader
+    with loader_class(
         dataset,
-        fanouts,
+        fanouts if hops else None,
         torch.tensor(seeds) if homogeneous_graph else (seed_type, torch.tensor(seeds)),
         batch_size=len(seeds),
-        subgraph_type=kind,
         replace=how == "replace",
         weight_attr="edge_w" if how == "weight" else None,
-        disjoint=disjoint,
+        **given,
         **options,
     ) as loader:
         [batch] = loader
@@ -150,6 +154,8 @@ def test_batches_are_those_of_the_oracle(graph: Any, kind: str, data: st.DataObj
     )
     if kind == "induced":
         oracle.induce(expected, edges, fanouts=fanouts, edge_dir=edge_dir, weights=given_weights)
+        store = batch if homogeneous_graph else batch[seed_type]
+        assert store.n_id[store.mapping].tolist() == seeds
     for node_type, nodes in expected.nodes.items():
         assert (batch if homogeneous_graph else batch[node_type]).n_id.tolist() == nodes
     for edge_type in edges:
@@ -297,6 +303,8 @@ def test_columns_that_the_reverse_type_lacks_are_left_out_and_named(caplog: pyte
         ),
         ({"subgraph_type": None}, "subgraph_type must be one of"),
         ({"subgraph_type": "induced", "disjoint": True}, "leave disjoint out"),
+        ({"num_neighbors": None}, "num_neighbors is needed"),
+        ({"subgraph_type": "induced", "num_neighbors": None, "weight_attr": "w"}, "adds no neighbours"),
         (
             {
                 "subgraph_type": "induced",
@@ -320,7 +328,7 @@ def test_columns_that_the_reverse_type_lacks_are_left_out_and_named(caplog: pyte
     ],
 )
 def test_what_has_no_meaning_is_refused_by_name(options: Any, message: str) -> None:
-    dataset = DistDataset.from_pyg(homogeneous())
+    dataset = DistDataset.from_pyg(weighted(), weight_attr="w")
     given: Any = {**OPTIONS, "num_neighbors": [3], **options}
     with pytest.raises(ValueError, match=message):
         DistNeighborLoader(dataset, **given)
