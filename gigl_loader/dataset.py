@@ -310,9 +310,10 @@ class DistDataset(GraphQueries):
         """
         self._check_open()
         request.plan.sampler.check_here()
+        has_workers = request.num_workers > 0 and request.schedule.num_batches > 0
         return start_source(
-            lambda: self._worker_source(request) if request.num_workers else self._inline_source(request),
-            group=request.group if request.num_workers else None,
+            lambda: self._worker_source(request) if has_workers else self._inline_source(request),
+            group=request.group if has_workers else None,
             topology=request.topology,
             gap_s=request.start_gap_s,
             timeout=request.timeout_s,

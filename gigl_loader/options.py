@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)I?B?\s*", re.IGNORECASE)
+_Value = TypeVar("_Value")
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
@@ -50,6 +52,46 @@ def byte_text(nbytes: int) -> str:
 
 NodeType = str
 EdgeType = tuple[str, str, str]
+
+
+def is_edge_type(value: Any) -> bool:
+    """Return whether a value has the form of an edge type: three names, or only those of its ends."""
+    return isinstance(value, tuple) and len(value) in (2, 3) and all(isinstance(part, str) for part in value)
+
+
+def known_edge_type(known: Collection[EdgeType], value: Any, what: str) -> EdgeType:
+    """Return an edge type that a user named, also as (source, destination) where one type joins these.
+
+    PyG's ``EdgeTypeStr`` is taken, too. ``TypeError`` and ``ValueError`` list the known types.
+    """
+    value = value.to_tuple() if hasattr(value, "to_tuple") else value
+    if not is_edge_type(value):
+        raise TypeError(f"{what} must be (source, relation, destination), got {value!r:.200}")
+    for edge_type in known:
+        if edge_type == value:
+            return edge_type
+    step = 3 - len(value)  # 1 compares the ends alone.
+    fitting = [each for each in sorted(known) if step and each[:: 1 + step] == value]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        raise ValueError(f"{what}: several edge types join {value}: {', '.join(map(str, fitting))}: name one")
+    listed = ", ".join(map(str, sorted(known))) or "none"
+    turned = next((each for each in known if each[:: -1 - step] == value), None)
+    hint = "" if turned is None else f"; edge types run from source to destination: pass {turned}"
+    raise ValueError(f"{what}: unknown edge type {value}; known: {listed}{hint}")
+
+
+def by_edge_type(
+    known: Collection[EdgeType], given: Mapping[Any, _Value], what: str
+) -> dict[EdgeType, _Value]:
+    """Return a user's mapping with the known edge types that its keys name. ``ValueError`` for one twice."""
+    found = {known_edge_type(known, key, what): value for key, value in given.items()}
+    if len(found) < len(given):
+        raise ValueError(f"{what} names an edge type twice: {list(given)}")
+    return found
+
+
 Verify: TypeAlias = Literal["full", "lazy", "none"]
 """``"full"``: opening reads every byte. ``"lazy"``: topology, ids and splits are read before their first use,
 features in the background. ``"none"``: only headers are checked."""

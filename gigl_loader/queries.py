@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from gigl_loader.graph.schema import held_out_list
-from gigl_loader.options import MAX_TEXT_ID
+from gigl_loader.options import MAX_TEXT_ID, known_edge_type
 from gigl_loader.sharding import read_share
 from gigl_loader.splits import edges_in_split
 
@@ -310,8 +310,7 @@ class GraphQueries:
                 listed = ", ".join(map(str, known)) or "none"
                 raise ValueError(f"supervision_edge_type must be one of {listed}")
             given = known[0]
-        if given not in known:
-            raise ValueError(f"unknown supervision type {given!r:.200}; known: {', '.join(map(str, known))}")
+        given = known_edge_type(known, given, "supervision_edge_type")
         if anchor_type not in (None, given[0]):
             raise ValueError(f"{given} leads from {given[0]!r}, not from anchors of type {anchor_type!r}")
         return given

@@ -20,6 +20,8 @@ from gigl_loader.demo.training import EpochReport, evaluate, train
 from gigl_loader.loaders.transfer import target_device
 from gigl_loader.partition import build_graph
 
+_SPLITS = ("train", "val", "test")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -77,12 +79,13 @@ def _run(choices: Choices, folder: Path, screen: Screen) -> Outcome:
         schema = build_graph(task.tables(), graph, num_partitions=choices.num_partitions, progress=progress)
         build_seconds = time.perf_counter() - began
     screen.built(schema, build_seconds)
+    for split in _SPLITS:
+        if not task.counts(schema).get(split):
+            raise ValueError(f"the graph is too small for the demo: split {split!r} has no {task.unit}")
     screen.training(task, choices)
     with ExitStack() as stack:
         dataset, server_totals = stack.enter_context(_open(choices, graph))
-        loaders = {
-            split: stack.enter_context(task.open_loader(dataset, split)) for split in ("train", "val", "test")
-        }
+        loaders = {split: stack.enter_context(task.open_loader(dataset, split)) for split in _SPLITS}
         model = task.model(schema).to(loaders["train"].device)
         reports = []
         for report in train(

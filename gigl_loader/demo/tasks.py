@@ -18,7 +18,7 @@ from gigl_loader.demo.choices import Choices, Recipe
 from gigl_loader.demo.datasets import Demonstration
 from gigl_loader.demo.model import LinkScorer, sage
 from gigl_loader.demo.training import Judged
-from gigl_loader.graph.schema import EdgeSplits, EdgeType, GraphSchema
+from gigl_loader.graph.schema import HOMOGENEOUS_NODE, EdgeSplits, EdgeType, GraphSchema
 from gigl_loader.loaders.dataset import Dataset
 from gigl_loader.loaders.link import DistLinkNeighborLoader
 from gigl_loader.loaders.neighbor import DistNeighborLoader
@@ -50,6 +50,10 @@ class NodeTask:
 
     def tables(self) -> GraphTables:
         return tables_from_pyg(self._demonstration.data)
+
+    def counts(self, schema: GraphSchema) -> Mapping[str, int]:
+        """Return the number of seeds in each split."""
+        return schema.nodes[HOMOGENEOUS_NODE if schema.homogeneous else self._demonstration.target].splits
 
     def facts(self, schema: GraphSchema) -> dict[str, Any]:
         del schema
@@ -144,10 +148,14 @@ class LinkTask:
         nodes.popularity = self._popularity(splits[self._links.edge_type])
         return replace(tables_from_pyg(self._data), splits=splits, message_edges=("train",))
 
-    def facts(self, schema: GraphSchema) -> dict[str, Any]:
+    def counts(self, schema: GraphSchema) -> Mapping[str, int]:
+        """Return the number of links in each split."""
         splits = schema.edges[self._links.edge_type].splits
-        counts = {} if splits is None else dict(splits.counts)
-        return {"edge_type": self._links.edge_type, "links": counts, "candidates": 1 + CANDIDATES}
+        return {} if splits is None else splits.counts
+
+    def facts(self, schema: GraphSchema) -> dict[str, Any]:
+        links = dict(self.counts(schema))
+        return {"edge_type": self._links.edge_type, "links": links, "candidates": 1 + CANDIDATES}
 
     def model(self, schema: GraphSchema) -> nn.Module:
         width = self.recipe.hidden

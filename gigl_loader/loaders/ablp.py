@@ -13,9 +13,9 @@ from typing_extensions import Unpack
 from gigl_loader.loaders.arguments import LoaderOptions, flag
 from gigl_loader.loaders.base import BaseDistLoader
 from gigl_loader.loaders.collate import Collator, seed_index
-from gigl_loader.loaders.inputs import SeedNodes, known_edge_type, read_seed_nodes, timed_seeds
+from gigl_loader.loaders.inputs import SeedNodes, read_seed_nodes, timed_seeds
 from gigl_loader.loaders.neighbor import khop_arguments, sampler_arguments
-from gigl_loader.options import EdgeType, whole_number
+from gigl_loader.options import EdgeType, known_edge_type, whole_number
 from gigl_loader.sampling.khop import KHop
 from gigl_loader.sampling.plan import BatchPlan, SamplerOptions
 from gigl_loader.sampling.plans.ablp import (
@@ -137,11 +137,7 @@ class DistABLPLoader(BaseDistLoader):
         """Return the anchors of an epoch."""
         self._types, self._several = self._supervision_types()
         anchor_type = self._types[0][0]
-        given = self._input_nodes
-        if isinstance(given, tuple):
-            anchors = read_seed_nodes(self.dataset, given)
-        else:
-            anchors = read_seed_nodes(self.dataset, (anchor_type, given))
+        anchors = read_seed_nodes(self.dataset, self._input_nodes, node_type=anchor_type)
         if anchors.node_type != anchor_type:
             raise ValueError(
                 f"anchors are nodes of type {anchors.node_type!r}, and {self._types[0]} leads from "

@@ -19,7 +19,14 @@ from typing_extensions import TypedDict
 from gigl_loader.graph.column_names import check_column_names
 from gigl_loader.graph.schema import EdgeType, NodeType
 from gigl_loader.loaders.dequantize import value_dtype
-from gigl_loader.options import START_METHODS, StoreOptions, WorkerOptions, byte_count, whole_number
+from gigl_loader.options import (
+    START_METHODS,
+    StoreOptions,
+    WorkerOptions,
+    by_edge_type,
+    byte_count,
+    whole_number,
+)
 from gigl_loader.sampling.plan import ColumnPlan
 
 if TYPE_CHECKING:
@@ -41,6 +48,8 @@ def read_columns(schema: GraphSchema, node_columns: Any, edge_columns: Any) -> C
     and types that it leaves out keep all. ``ValueError`` and ``TypeError`` name what is not in the graph,
     and a column that an attribute of batches would hide.
     """
+    if isinstance(edge_columns, Mapping):
+        edge_columns = by_edge_type(schema.edges, edge_columns, "edge_columns")
     columns = ColumnPlan(
         nodes=_chosen("node_columns", node_columns, {k: v.columns for k, v in schema.nodes.items()}),
         edges=_chosen("edge_columns", edge_columns, {k: v.columns for k, v in schema.edges.items()}),

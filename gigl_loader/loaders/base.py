@@ -30,7 +30,14 @@ from gigl_loader.loaders.arguments import (
 )
 from gigl_loader.loaders.dataset import Dataset, check_dataset
 from gigl_loader.loaders.dequantize import dequantizing
-from gigl_loader.loaders.inputs import SeedNodes, read_seed_nodes, read_seed_weights, seed_draw, timed_input
+from gigl_loader.loaders.inputs import (
+    SeedNodes,
+    num_entries,
+    read_seed_nodes,
+    read_seed_weights,
+    seed_draw,
+    timed_input,
+)
 from gigl_loader.loaders.placement import Placement, PlacementOptions
 from gigl_loader.loaders.state import Epochs, Place, describe_run, read_state, state_of
 from gigl_loader.loaders.stream import BatchPipeline, FrameStream, Progress
@@ -131,6 +138,8 @@ class BaseDistLoader(FixedArguments):
             self._made_with = describe_run(dataset, self.plan, self._seeds, self._schedule)
             self._seeds = self._seeds.without_ids()
         self._join()
+        if not num_entries(self._seeds) and (self._placement.agreement is None or self.topology.rank == 0):
+            logger.warning("%s: the input has no %s: its epochs have no batch", self.name, self._seeds.what)
         self._is_built = True
 
     # What a subclass supplies
@@ -202,9 +211,11 @@ class BaseDistLoader(FixedArguments):
         self._check_usable()
         epoch = self.epoch if epoch is None else whole_epoch(epoch)
         seeds = timed_input(self._input_of(nodes), time, self.plan.inputs)
+        if not num_entries(seeds):
+            raise ValueError(f"a batch needs at least one {seeds.what}")
         schedule = Schedule(
             seeds.columns,
-            batch_size=len(next(iter(seeds.columns.values()))),
+            batch_size=num_entries(seeds),
             shuffle=False,
             drop_last=False,
             run_seed=self.seed,
@@ -418,7 +429,7 @@ class BaseDistLoader(FixedArguments):
         progress = self._epochs.pending
         if self._placement.agreement is not None:
             # The end of a rank with one batch less is the last batch of the other ranks.
-            given = min(progress.first + len(progress.ahead), self._schedule.num_steps - 1)
+            given = max(min(progress.first + len(progress.ahead), self._schedule.num_steps - 1), 0)
             where = {"seed": self.seed, "epoch": progress.epoch, "batch": given}
             self._placement.agreement.begin(where, self._placement.options.timeout_s)
         return self._epochs.begin(place)

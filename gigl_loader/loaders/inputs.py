@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 
 from gigl_loader.arrays import Int64Array
+from gigl_loader.options import is_edge_type, known_edge_type
 from gigl_loader.sampling.request import SEED, TIME
 from gigl_loader.sampling.schedule import WEIGHT, SeedDraw
 from gigl_loader.shared import SharedTensors
@@ -49,6 +51,10 @@ class LoaderInput(Protocol):
         """Type of the entries."""
 
     @property
+    def what(self) -> str:
+        """One entry of it, in messages."""
+
+    @property
     def columns(self) -> Mapping[str, Array]:
         """The columns that the plan lists, [N] each, by name."""
 
@@ -66,9 +72,14 @@ class LoaderInput(Protocol):
         """Return the input without what only ``described`` needs."""
 
 
+def num_entries(given: LoaderInput) -> int:
+    """Return the number of entries of an input."""
+    return len(next(iter(given.columns.values())))
+
+
 @dataclass(frozen=True, slots=True)
 class SeedNodes:
-    """The seeds of an epoch, in input order. Not empty."""
+    """The seeds of an epoch, in input order."""
 
     node_type: NodeType
     positions: Int64Array
@@ -79,14 +90,16 @@ class SeedNodes:
     """Node ids of the positions, where they are known; ``None`` where the dataset has to be asked."""
     times: Int64Array | None = None
     """Of the trees around the seeds, where they are drawn in times that came with the input."""
-
-    def __post_init__(self) -> None:
-        if not len(self.positions):
-            raise ValueError(f"the input holds no seed of node type {self.node_type!r}")
+    split: str | None = None
+    """Name of the split that they are, in messages."""
 
     @property
     def kind(self) -> NodeType:
         return self.node_type
+
+    @property
+    def what(self) -> str:
+        return f"seed of node type {self.node_type!r}{_in_split(self.split)}"
 
     @property
     def columns(self) -> dict[str, Array]:
@@ -96,12 +109,7 @@ class SeedNodes:
     def described(self, directory: NodeDirectory) -> dict[str, Any]:
         """Return size and digest of the input as plain values."""
         ids = directory.node_ids(self.node_type, self.positions) if self.ids is None else self.ids
-        digest = hashlib.blake2b(np.ascontiguousarray(ids, dtype="<i8").data, digest_size=16)
-        if self.places is not None:
-            digest.update(np.ascontiguousarray(self.places, dtype="<i8").data)
-        if self.times is not None:
-            digest.update(np.ascontiguousarray(self.times, dtype="<i8").data)
-        return {"number of seeds": len(self.positions), "digest of seeds": digest.hexdigest()}
+        return {"number of seeds": len(ids), "digest of seeds": _digest(ids, self.places, self.times)}
 
     def with_times(self, times: Int64Array) -> SeedNodes:
         return replace(self, times=times)
@@ -110,22 +118,37 @@ class SeedNodes:
         return replace(self, ids=None)
 
 
-def read_seed_nodes(directory: NodeDirectory, input_nodes: Any) -> SeedNodes:
+def _digest(*arrays: Int64Array | None) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for array in arrays:
+        if array is not None:
+            digest.update(np.ascontiguousarray(array, dtype="<i8").data)
+    return digest.hexdigest()
+
+
+def _in_split(split: str | None) -> str:
+    return "" if split is None else f" in split {split!r}"
+
+
+def read_seed_nodes(
+    directory: NodeDirectory, input_nodes: Any, *, node_type: NodeType | None = None
+) -> SeedNodes:
     """Return the seeds that ``input_nodes`` stands for.
 
     A 1-D tensor (or array, or list) of node ids, or of the texts by which tables named the nodes; a boolean
     mask over the nodes ``0 .. N - 1``; the name of a split; ``None`` for all nodes; node ids by the rank of a
-    storage server, which come in the order of the ranks; or a pair of a node type and one of these. Splits
-    and all nodes come by ascending node id.
+    storage server, which come in the order of the ranks; a pair of a node type and one of these; or a node
+    type alone for all of its nodes. Splits and all nodes come by ascending node id. ``node_type`` is that of
+    an input that names none.
     ``ValueError`` and ``TypeError`` name the value and the rule it breaks.
     """
-    node_type, nodes = _typed_nodes(directory.schema, input_nodes)
+    node_type, nodes = _typed_nodes(directory.schema, input_nodes, node_type)
     if isinstance(nodes, Mapping):
         nodes = _joined(nodes, directory.num_servers)
     if nodes is None:
         return SeedNodes(node_type, directory.all_positions(node_type))
     if isinstance(nodes, str):
-        return SeedNodes(node_type, directory.split_positions(node_type, nodes))
+        return SeedNodes(node_type, directory.split_positions(node_type, nodes), split=nodes)
     array = _array(nodes)
     if array.dtype == np.bool_:
         ids = _selected(array, directory.schema.nodes[node_type])
@@ -134,15 +157,36 @@ def read_seed_nodes(directory: NodeDirectory, input_nodes: Any) -> SeedNodes:
     return SeedNodes(node_type, directory.positions(node_type, ids), ids=ids)
 
 
-def _typed_nodes(schema: GraphSchema, input_nodes: Any) -> tuple[NodeType, Any]:
+def _typed_nodes(schema: GraphSchema, input_nodes: Any, default: NodeType | None) -> tuple[NodeType, Any]:
+    with_split = {split: kind for kind, nodes in schema.nodes.items() for split in nodes.splits}
+    if isinstance(input_nodes, str) and input_nodes in schema.nodes:
+        if input_nodes in with_split:
+            raise ValueError(
+                f"input_nodes {input_nodes!r} is a node type and a split: pass ({input_nodes!r}, None) for "
+                f"the type's nodes, or ({with_split[input_nodes]!r}, {input_nodes!r}) for the split"
+            )
+        return input_nodes, None
     if not isinstance(input_nodes, tuple):
-        return _only_type(schema, input_nodes), input_nodes
+        _check_no_path("input_nodes", input_nodes, with_split)
+        return default or _only_type(schema, input_nodes), input_nodes
     if len(input_nodes) != 2 or not isinstance(input_nodes[0], str):
         raise TypeError(f"input_nodes as a tuple must be (node type, nodes), got {input_nodes!r}")
     node_type, nodes = input_nodes
     if node_type not in schema.nodes:
         raise ValueError(f"unknown node type {node_type!r}; known: {', '.join(schema.nodes)}")
+    _check_no_path("input_nodes", nodes, with_split)
     return node_type, nodes
+
+
+def _check_no_path(name: str, value: Any, splits: Collection[str]) -> None:
+    """Raise ``ValueError`` where the path of a file was passed in place of what it holds."""
+    is_text = isinstance(value, str) and value not in splits
+    if isinstance(value, os.PathLike) or (is_text and (os.sep in value or os.path.splitext(value)[1])):
+        path = str(value)
+        raise ValueError(
+            f"{name} is the path of a file, {path!r}: read it and pass what it holds, such as "
+            f"torch.load({path!r}) or torch.from_numpy(numpy.load({path!r}))"
+        )
 
 
 def _only_type(schema: GraphSchema, nodes: Any) -> NodeType:
@@ -152,8 +196,10 @@ def _only_type(schema: GraphSchema, nodes: Any) -> NodeType:
         candidates = [name for name, node in schema.nodes.items() if nodes in node.splits]
         if not candidates:
             known = sorted({split for node in schema.nodes.values() for split in node.splits})
-            hint = f"; for all nodes of the type, pass ({nodes!r}, None)" if nodes in schema.nodes else ""
-            raise ValueError(f"unknown split {nodes!r}; known: {', '.join(known) or 'none'}{hint}")
+            raise ValueError(
+                f"unknown split {nodes!r}; known: {', '.join(known) or 'none'}; node types: "
+                f"{', '.join(schema.nodes)}"
+            )
     if len(candidates) == 1:
         return candidates[0]
     raise ValueError(
@@ -170,10 +216,7 @@ def _joined(by_server: Mapping[Any, Any], num_servers: int) -> Int64Array:
             f"input_nodes has {unknown[0]!r} for the rank of a server; there are {num_servers}, from 0"
         )
     given = [by_server[rank] for rank in sorted(by_server)]
-    arrays = [_integers(_array(nodes)) for nodes in given if not hasattr(nodes, "__len__") or len(nodes)]
-    if not arrays:
-        raise ValueError("input_nodes is empty: at least one seed is needed")
-    return np.concatenate(arrays)
+    return np.concatenate([np.empty(0, np.int64), *(_integers(_array(nodes)) for nodes in given)])
 
 
 def _array(nodes: Any) -> npt.NDArray[Any]:
@@ -192,9 +235,8 @@ def _array(nodes: Any) -> npt.NDArray[Any]:
         )
     if array.ndim != 1:
         raise ValueError(f"input_nodes must be 1-D, got shape {array.shape}")
-    if not len(array):
-        raise ValueError("input_nodes is empty: at least one seed is needed")
-    return array
+    # Of nothing, torch and NumPy make floats.
+    return array if len(array) else np.empty(0, np.int64)
 
 
 def _is_text(array: npt.NDArray[Any]) -> bool:
@@ -230,7 +272,7 @@ class LinkDirectory(NodeDirectory, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SeedLinks:
-    """The links of an epoch, in input order. Not empty."""
+    """The links of an epoch, in input order."""
 
     edge_type: EdgeType
     src: Int64Array
@@ -242,14 +284,16 @@ class SeedLinks:
     """Always ``None``: links stand in the user's input as they do here."""
     times: Int64Array | None = None
     """Of the trees around the links, where they are drawn in time."""
-
-    def __post_init__(self) -> None:
-        if not len(self.src):
-            raise ValueError(f"the input holds no link of type {self.edge_type}")
+    split: str | None = None
+    """Name of the split that they are, in messages."""
 
     @property
     def kind(self) -> EdgeType:
         return self.edge_type
+
+    @property
+    def what(self) -> str:
+        return f"link of type {self.edge_type}{_in_split(self.split)}"
 
     @property
     def columns(self) -> dict[str, Array]:
@@ -259,15 +303,15 @@ class SeedLinks:
 
     def described(self, directory: NodeDirectory) -> dict[str, Any]:
         """Return size and digest of the input as plain values."""
-        digest = hashlib.blake2b(digest_size=16)
-        for row, (node_type, positions) in enumerate(
-            ((self.edge_type[0], self.src), (self.edge_type[2], self.dst))
-        ):
-            ids = directory.node_ids(node_type, positions) if self.ids is None else self.ids[row]
-            digest.update(np.ascontiguousarray(ids, dtype="<i8").data)
-        if self.times is not None:
-            digest.update(np.ascontiguousarray(self.times, dtype="<i8").data)
-        return {"number of links": len(self.src), "digest of links": digest.hexdigest()}
+        src, dst = (
+            self.ids
+            if self.ids is not None
+            else (
+                directory.node_ids(self.edge_type[0], self.src),
+                directory.node_ids(self.edge_type[2], self.dst),
+            )
+        )
+        return {"number of links": len(src), "digest of links": _digest(src, dst, self.times)}
 
     def with_times(self, times: Int64Array) -> SeedLinks:
         return replace(self, times=times)
@@ -280,14 +324,16 @@ def read_seed_links(directory: LinkDirectory, edge_label_index: Any) -> SeedLink
     """Return the links that ``edge_label_index`` stands for.
 
     Node ids or texts, [2, M]; the name of a split of edges; ``None`` for all edges of the only edge type; an
-    edge type for all of its edges; or a pair of an edge type and one of these. Edges come by ascending edge
-    id. ``ValueError`` and ``TypeError`` name the value and the rule it breaks.
+    edge type, or its two ends, for all of its edges; or a pair of an edge type and one of these. Edges come
+    by ascending edge id. ``ValueError`` and ``TypeError`` name the value and the rule it breaks.
     """
     edge_type, links = _typed_links(directory.schema, edge_label_index)
+    splits = directory.schema.edges[edge_type].splits
+    _check_no_path("edge_label_index", links, () if splits is None else splits.fractions)
     if links is None:
         return SeedLinks(edge_type, *directory.all_edges(edge_type))
     if isinstance(links, str):
-        return SeedLinks(edge_type, *directory.all_edges(edge_type, links))
+        return SeedLinks(edge_type, *directory.all_edges(edge_type, links), split=links)
     ends = (edge_type[0], edge_type[2])
     ids = _pairs(_without_texts(directory, ends, links))
     src = _located(directory, ends[0], ids[0], "sources")
@@ -314,9 +360,9 @@ def _located(directory: NodeDirectory, node_type: str, ids: Int64Array, name: st
 
 
 def _typed_links(schema: GraphSchema, value: Any) -> tuple[EdgeType, Any]:
-    if _is_edge_type(value):
+    if is_edge_type(value):
         return known_edge_type(schema.edges, value, "edge_label_index"), None
-    if isinstance(value, tuple) and len(value) == 2 and _is_edge_type(value[0]):
+    if isinstance(value, tuple) and len(value) == 2 and is_edge_type(value[0]):
         return known_edge_type(schema.edges, value[0], "edge_label_index"), value[1]
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
         raise TypeError(
@@ -330,23 +376,6 @@ def _typed_links(schema: GraphSchema, value: Any) -> tuple[EdgeType, Any]:
     raise ValueError(f"edge_label_index must name one of the edge types {listed}: pass (edge type, links)")
 
 
-def _is_edge_type(value: Any) -> bool:
-    return isinstance(value, tuple) and len(value) == 3 and all(isinstance(part, str) for part in value)
-
-
-def known_edge_type(known: Collection[EdgeType], value: Any, what: str) -> EdgeType:
-    """Return an edge type that a user named. ``TypeError`` and ``ValueError`` list the known types."""
-    if not _is_edge_type(value):
-        raise TypeError(f"{what} must be (source, relation, destination), got {value!r:.200}")
-    edge_type: EdgeType = value
-    if edge_type in known:
-        return edge_type
-    listed = ", ".join(map(str, sorted(known))) or "none"
-    turned = next((each for each in known if (each[2], each[1], each[0]) == edge_type), None)
-    hint = "" if turned is None else f"; edge types run from source to destination: pass {turned}"
-    raise ValueError(f"{what}: unknown edge type {edge_type}; known: {listed}{hint}")
-
-
 def _pairs(links: Any) -> Int64Array:
     if isinstance(links, (list, tuple)) and len(links) == 2:
         links = torch.stack([torch.as_tensor(each) for each in links])
@@ -357,13 +386,11 @@ def _pairs(links: Any) -> Int64Array:
             "edge_label_index must be a tensor of node ids [2, M], an edge type, a pair of both, or None, "
             f"got {links!r:.200}"
         )
-    if links.is_floating_point() or links.is_complex() or links.dtype == torch.bool:
+    if links.numel() and (links.is_floating_point() or links.is_complex() or links.dtype == torch.bool):
         raise TypeError(f"edge_label_index must hold integer node ids, got {links.dtype}")
     if links.ndim != 2 or links.shape[0] != 2:
         hint = ": transpose it" if links.ndim == 2 and links.shape[1] == 2 else ""
         raise ValueError(f"edge_label_index must be [2, M], got {list(links.shape)}{hint}")
-    if not links.shape[1]:
-        raise ValueError("edge_label_index is empty: at least one link is needed")
     return np.ascontiguousarray(links.detach().cpu().to(torch.int64).numpy())
 
 
@@ -386,7 +413,7 @@ def timed_input(seeds: LoaderInput, time: Any, wanted: Iterable[InputColumn]) ->
         raise ValueError(f"time, that of each seed, {rule}")
     if not is_needed:
         return seeds
-    count = len(next(iter(seeds.columns.values())))
+    count = num_entries(seeds)
     return seeds.with_times(read_times("time", time, count=count, places=seeds.places))
 
 
@@ -396,6 +423,8 @@ def read_times(name: str, value: Any, *, count: int, places: Int64Array | None =
     ``places``: where each entry stands in a mask; ``value`` may then have a time for each place of the mask.
     ``TypeError`` and ``ValueError`` name the rule that is broken.
     """
+    if not count:
+        return np.empty(0, np.int64)
     try:
         times = torch.as_tensor(value).detach().cpu()
     except (TypeError, ValueError, RuntimeError):
@@ -422,7 +451,7 @@ def read_seed_weights(
     ``None`` for ``None``. A tensor alone is copied: such weights stay as they are. ``TypeError`` and
     ``ValueError`` name the rule that is broken.
     """
-    if value is None:
+    if value is None or not num_entries(seeds):
         return None
     if SEED not in seeds.columns:
         raise ValueError("seed_weights draws input nodes, and the input of this loader is links")

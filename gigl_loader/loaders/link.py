@@ -18,6 +18,7 @@ from gigl_loader.loaders.base import BaseDistLoader
 from gigl_loader.loaders.collate import Collator
 from gigl_loader.loaders.inputs import InputLinks, LinkDirectory, SeedLinks, read_seed_links, read_times
 from gigl_loader.loaders.neighbor import khop_arguments, sampler_arguments
+from gigl_loader.options import by_edge_type, known_edge_type
 from gigl_loader.sampling.khop import KHop
 from gigl_loader.sampling.negatives import MAX_AMOUNT, Negatives, NodeWeights
 from gigl_loader.sampling.plan import BatchPlan, SamplerOptions
@@ -387,15 +388,14 @@ class DistLinkNeighborLoader(BaseDistLoader):
                 "reverse_edge_types must map an edge type to the one that holds its edges the other way "
                 f"round, got {reverses!r}"
             )
-        schema = self.dataset.schema
-        for each in [*(reverses or {}).keys(), *(reverses or {}).values()]:
-            if each not in schema.edges:
-                listed = ", ".join(map(str, schema.edges))
-                raise ValueError(f"reverse_edge_types has the unknown edge type {each}; known: {listed}")
+        known, what = self.dataset.schema.edges, "reverse_edge_types"
+        found = {
+            kind: known_edge_type(known, reverse, what)
+            for kind, reverse in by_edge_type(known, reverses or {}, what).items()
+        }
         if not self._exclude_targets:
             return (), ()
-        reverse = (reverses or {}).get(edge_type)
-        return (edge_type,), () if reverse is None else (reverse,)
+        return (edge_type,), (found[edge_type],) if edge_type in found else ()
 
     @cached_property
     def _collator(self) -> Collator:

@@ -17,11 +17,10 @@ from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE
 from gigl_loader.loaders import arguments
 from gigl_loader.loaders.collate import Collator
 from gigl_loader.loaders.dataset import check_dataset
-from gigl_loader.loaders.inputs import known_edge_type
 from gigl_loader.loaders.link import read_negatives
 from gigl_loader.loaders.neighbor import sampler_arguments
 from gigl_loader.loaders.transfer import transfer_to
-from gigl_loader.options import StoreOptions, WorkerOptions
+from gigl_loader.options import StoreOptions, WorkerOptions, known_edge_type
 from gigl_loader.pyg.dataset import NodeIndex, check_pickled, check_process, close_at_exit, close_here
 from gigl_loader.sampling.khop import KHop, reversed_edge_types
 from gigl_loader.sampling.plan import BatchPlan

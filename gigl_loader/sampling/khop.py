@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import Self
 
 from gigl_loader.graph.schema import Column, type_name
-from gigl_loader.options import whole_number
+from gigl_loader.options import by_edge_type, whole_number
 from gigl_loader.sampling.frame_schema import FrameArray, FrameSchema
 from gigl_loader.sampling.store import DrawRule
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from torch_geometric.sampler import NumNeighbors
 
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType
@@ -303,19 +305,28 @@ def check_time(schema: GraphSchema, time_attr: object) -> str | None:
 
 
 def read_num_neighbors(
-    schema: GraphSchema, num_neighbors: Sequence[int] | Mapping[EdgeType, Sequence[int]]
+    schema: GraphSchema, num_neighbors: Sequence[int] | Mapping[EdgeType, Sequence[int]] | NumNeighbors
 ) -> dict[EdgeType, tuple[int, ...]]:
-    """Return the fanouts of every edge type. ``ValueError`` names what is unknown, missing or negative."""
-    if not isinstance(num_neighbors, Mapping):
-        fanouts = _fanouts(num_neighbors, "num_neighbors")
-        return dict.fromkeys(schema.edges, fanouts)
-    unknown = [kind for kind in num_neighbors if kind not in schema.edges]
-    if unknown:
-        raise ValueError(f"num_neighbors has unknown edge types {unknown}; known: {list(schema.edges)}")
-    missing = [kind for kind in schema.edges if kind not in num_neighbors]
-    if missing:
-        raise ValueError(f"num_neighbors lacks the edge types {missing}; give [0, ...] to skip a type")
-    return {kind: _fanouts(num_neighbors[kind], f"num_neighbors of {kind}") for kind in schema.edges}
+    """Return the fanouts of every edge type. ``ValueError`` names what is unknown or negative.
+
+    A list is for all types. A mapping may leave types out: no hop follows them. PyG's ``NumNeighbors`` is one
+    of these, and may have fanouts for the types that are left out.
+    """
+    given: Any = num_neighbors
+    default = None
+    if not isinstance(given, Mapping) and hasattr(given, "default"):
+        given, default = given.values, given.default
+    if not isinstance(given, Mapping):
+        return dict.fromkeys(schema.edges, _fanouts(given, "num_neighbors"))
+    found = {
+        kind: _fanouts(fanouts, f"num_neighbors of {kind}")
+        for kind, fanouts in by_edge_type(schema.edges, given, "num_neighbors").items()
+    }
+    if not found and default is None and schema.edges:
+        raise ValueError("num_neighbors is empty: it needs the fanouts of at least one edge type")
+    skipped = (0,) * len(next(iter(found.values()), ()))
+    of_rest = skipped if default is None else _fanouts(default, "the default of num_neighbors")
+    return {kind: found.get(kind, of_rest) for kind in schema.edges}
 
 
 def _fanouts(values: Any, what: str) -> tuple[int, ...]:

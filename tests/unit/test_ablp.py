@@ -406,7 +406,7 @@ def test_servers_give_the_same_by_server_and_share(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("train", "item", BUYS), "leads from 'user', not from anchors of type 'item'"),
-        (("train", "user", ("item", "buys", "user")), "unknown supervision type"),
+        (("train", "user", ("item", "buys", "user")), "unknown edge type .* run from source to destination"),
         (("train", "user", None), "supervision_edge_type must be one of"),
         (("dev", "user", BUYS), "no split 'dev'"),
     ],

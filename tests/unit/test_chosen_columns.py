@@ -77,7 +77,7 @@ def test_weights_need_no_column_in_the_batch() -> None:
         ),
         ({"node_columns": {"user": ["z"]}}, ValueError, "node_columns of 'user': no column 'z'"),
         ({"edge_columns": {BUYS: "w"}}, TypeError, "edge_columns of .* must be a list of names"),
-        ({"edge_columns": {("item", "buys", "user"): []}}, ValueError, "edge_columns: unknown type"),
+        ({"edge_columns": {("item", "buys", "user"): []}}, ValueError, "edge_columns: unknown edge type"),
     ],
 )
 def test_what_the_graph_lacks_is_named(options: Any, error: type[Exception], message: str) -> None:

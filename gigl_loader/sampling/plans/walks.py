@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gigl_loader.graph.schema import Column, type_name
-from gigl_loader.options import whole_number
+from gigl_loader.options import known_edge_type, whole_number
 from gigl_loader.sampling.frame_schema import FrameArray, FrameSchema
 from gigl_loader.sampling.request import SEED, InputColumn
 from gigl_loader.sampling.walk_sampler import MAX_STEPS, VISITS, WALKS, WalkSampler
@@ -212,9 +212,6 @@ def _metapath(schema: GraphSchema, given: Sequence[EdgeType] | None) -> list[Edg
         if len(schema.edges) != 1:
             raise ValueError(f"walks need a metapath, a list of edge types, where there are several: {known}")
         return list(schema.edges)
-    for edge_type in given:
-        if edge_type not in schema.edges:
-            raise ValueError(f"metapath: unknown edge type {edge_type!r:.200}; known: {known}")
     if not given:
         raise ValueError("metapath is empty: name at least one edge type")
-    return list(given)
+    return [known_edge_type(schema.edges, each, "metapath") for each in given]
