@@ -266,7 +266,7 @@ class GraphQueries:
         self,
         split: str | None = None,
         anchor_node_type: NodeType | None = None,
-        supervision_edge_type: EdgeType | None = None,
+        supervision_edge_type: EdgeType | tuple[str, str] | None = None,
         *,
         rank: int | None = None,
         world_size: int | None = None,
@@ -303,17 +303,17 @@ class GraphQueries:
                 found[server] = ABLPInput(ids, pairs.get("positive", none), pairs.get("negative"))
         return found
 
-    def _supervision_type(self, anchor_type: NodeType | None, given: EdgeType | None) -> EdgeType:
+    def _supervision_type(self, anchor_type: NodeType | None, given: Any) -> EdgeType:
         known = sorted({*self.schema.edges, *self.schema.label_types})
         if given is None:
             if len(known) != 1:
                 listed = ", ".join(map(str, known)) or "none"
                 raise ValueError(f"supervision_edge_type must be one of {listed}")
             given = known[0]
-        given = known_edge_type(known, given, "supervision_edge_type")
-        if anchor_type not in (None, given[0]):
-            raise ValueError(f"{given} leads from {given[0]!r}, not from anchors of type {anchor_type!r}")
-        return given
+        found = known_edge_type(known, given, "supervision_edge_type")
+        if anchor_type not in (None, found[0]):
+            raise ValueError(f"{found} leads from {found[0]!r}, not from anchors of type {anchor_type!r}")
+        return found
 
     def _labels_of(self, store: PartitionedStore, lists: EdgeType, anchors: Int64Array) -> Int64Array:
         """Return the ids of anchors and labels, int64 [2, P]. ``anchors``: ascending ids, int64 [N]."""
@@ -334,12 +334,13 @@ class GraphQueries:
         :class:`~gigl_loader.pyg.graph_store.GiglGraphStore`. Their connections are closed when the feature
         store is closed or collected, and with the dataset.
         """
+        from gigl_loader.pyg.dataset import PygStores
         from gigl_loader.pyg.feature_store import GiglFeatureStore
         from gigl_loader.pyg.graph_store import GiglGraphStore
 
         self._check_usable()
         dataset: Any = self  # Its subclasses have all members of ``Dataset``.
-        return GiglFeatureStore(dataset), GiglGraphStore(dataset)
+        return PygStores((GiglFeatureStore(dataset), GiglGraphStore(dataset)))
 
     @property
     def _is_on_this_host(self) -> bool:

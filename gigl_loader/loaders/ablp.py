@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from typing_extensions import Unpack
 
-from gigl_loader.loaders.arguments import LoaderOptions, flag
+from gigl_loader.loaders.arguments import Fanouts, LoaderOptions, flag
 from gigl_loader.loaders.base import BaseDistLoader
 from gigl_loader.loaders.collate import Collator, seed_index
 from gigl_loader.loaders.inputs import SeedNodes, read_seed_nodes, timed_seeds
@@ -58,7 +58,7 @@ class DistABLPLoader(BaseDistLoader):
     def __init__(
         self,
         dataset: Dataset,
-        num_neighbors: Sequence[int] | Mapping[EdgeType, Sequence[int]],
+        num_neighbors: Fanouts,
         input_nodes: InputNodes = None,
         *,
         supervision_edge_type: EdgeType | Sequence[EdgeType],

@@ -32,11 +32,15 @@ from gigl_loader.sampling.plan import ColumnPlan
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch_geometric.sampler import NumNeighbors
+
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.shared import SharedTensors
 
 NodeColumns: TypeAlias = "Sequence[str] | Mapping[NodeType, Sequence[str]] | None"
 EdgeColumns: TypeAlias = "Sequence[str] | Mapping[EdgeType, Sequence[str]] | None"
+Fanouts: TypeAlias = "Sequence[int] | Mapping[Any, Sequence[int]] | NumNeighbors"
+"""Neighbours per hop, for all edge types, or by edge type (in full, or its two ends)."""
 
 _Kind = TypeVar("_Kind", NodeType, EdgeType)
 

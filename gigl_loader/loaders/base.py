@@ -12,11 +12,10 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import closing
-from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
+import numpy as np
 import torch
 from typing_extensions import Self, Unpack
 
@@ -28,26 +27,21 @@ from gigl_loader.loaders.arguments import (
     whole_epoch,
     with_defaults,
 )
-from gigl_loader.loaders.dataset import Dataset, check_dataset
+from gigl_loader.loaders.dataset import Dataset, DatasetOfLoader, check_dataset, entry_numbers
 from gigl_loader.loaders.dequantize import dequantizing
-from gigl_loader.loaders.inputs import (
-    SeedNodes,
-    num_entries,
-    read_seed_nodes,
-    read_seed_weights,
-    seed_draw,
-    timed_input,
-)
+from gigl_loader.loaders.inputs import SeedNodes, read_seed_nodes, read_seed_weights, seed_draw, timed_input
 from gigl_loader.loaders.placement import Placement, PlacementOptions
 from gigl_loader.loaders.state import Epochs, Place, describe_run, read_state, state_of
-from gigl_loader.loaders.stream import BatchPipeline, FrameStream, Progress
+from gigl_loader.loaders.stream import BatchPipeline, FrameStream, Progress, SingleBatches
 from gigl_loader.loaders.transfer import target_device, transfer_to
 from gigl_loader.native import draws
+from gigl_loader.sampling.request import BatchRequest
 from gigl_loader.sampling.schedule import Schedule
 from gigl_loader.sampling.source import SourceRequest
 from gigl_loader.topology import Topology
 
 if TYPE_CHECKING:
+    from gigl_loader.loaders.dataset import SizedDataset
     from gigl_loader.loaders.inputs import LoaderInput
     from gigl_loader.loaders.transfer import FrameTensors, Transfer
     from gigl_loader.sampling.plan import BatchPlan, ColumnPlan
@@ -92,7 +86,7 @@ class BaseDistLoader(FixedArguments):
     batch_size: int
     columns: ColumnPlan
     """Which columns batches carry, for the plan of a subclass."""
-    dataset: Dataset
+    dataset: SizedDataset
     device: torch.device
     drop_last: bool
     name: str
@@ -116,7 +110,7 @@ class BaseDistLoader(FixedArguments):
         """
         given = with_defaults(type(self), options)
         check_dataset(dataset)
-        self.dataset = dataset
+        self.dataset = cast("SizedDataset", dataset)
         rank_options = PlacementOptions.read(type(self).__name__, given, self.resolve_runtime)
         self._take(Placement.find(rank_options))
         with self._placement.telling_failures():
@@ -138,7 +132,8 @@ class BaseDistLoader(FixedArguments):
             self._made_with = describe_run(dataset, self.plan, self._seeds, self._schedule)
             self._seeds = self._seeds.without_ids()
         self._join()
-        if not num_entries(self._seeds) and (self._placement.agreement is None or self.topology.rank == 0):
+        self.dataset = cast("SizedDataset", DatasetOfLoader(dataset, self._schedule.num_entries))
+        if not self._schedule.num_entries and (self._placement.agreement is None or self.topology.rank == 0):
             logger.warning("%s: the input has no %s: its epochs have no batch", self.name, self._seeds.what)
         self._is_built = True
 
@@ -194,9 +189,23 @@ class BaseDistLoader(FixedArguments):
         assert self._epochs.latest is not None
         return self._next(self._epochs.latest)
 
-    def __call__(self, nodes: Any) -> Any:
-        """Return the batch of ``nodes`` (or links) in the present epoch: ``sample(nodes)``."""
-        return self.sample(nodes)
+    def collate_fn(self, places: Any) -> Any:
+        """Return the batch of the entries at these places of the input, integers [B], in the present epoch.
+
+        The batch is the one that an epoch has where these entries come together. Places count from 0 to
+        ``len(loader.dataset) - 1``; of an input that was a mask, they count the selected nodes. For PyG's
+        ``ZipLoader``, and ``DataLoader(range(len(loader.dataset)), collate_fn=loader.collate_fn)``, in this
+        process; by itself as :meth:`sample` is.
+        """
+        self._check_usable()
+        index = entry_numbers(places, count=self._schedule.num_entries)
+        return self._single_batch(self._schedule.request_of(index, self.epoch))
+
+    __call__ = collate_fn
+
+    def filter_fn(self, batch: Any) -> Any:
+        """Return ``batch``, which has all of its rows: PyG's ``ZipLoader`` calls it."""
+        return batch
 
     def sample(self, nodes: Any, *, epoch: int | None = None, time: Any = None) -> Any:
         """Return the batch whose seeds are ``nodes``: ids of this loader's seed type, as for ``input_nodes``.
@@ -205,29 +214,15 @@ class BaseDistLoader(FixedArguments):
         the loader has times with its input.
 
         By itself: it counts for no epoch and no ``stats``. Equal seeds and epochs (by default, :attr:`epoch`)
-        give equal batches, the same as when the seeds come in the course of an epoch. It costs what opening
-        a sampler costs: build a loader for many.
+        give equal batches, the same as when the seeds come in the course of an epoch. The first call opens a
+        sampler of its own, in this process or on the servers.
         """
         self._check_usable()
         epoch = self.epoch if epoch is None else whole_epoch(epoch)
         seeds = timed_input(self._input_of(nodes), time, self.plan.inputs)
-        if not num_entries(seeds):
-            raise ValueError(f"a batch needs at least one {seeds.what}")
-        schedule = Schedule(
-            seeds.columns,
-            batch_size=num_entries(seeds),
-            shuffle=False,
-            drop_last=False,
-            run_seed=self.seed,
-            places=seeds.places,
-        )
-        request = replace(
-            self._source_request(schedule), num_workers=0, group=None, alone=True, start_gap_s=None
-        )
-        with closing(self.dataset.open_source(request)) as source:
-            source.start_epoch(epoch, 0)
-            pipeline = BatchPipeline(self._pipeline.transfer, self._options.transform)  # Not in ``stats``.
-            return pipeline.make(source.receive(self._placement.options.timeout_s), self.collate)
+        count = len(next(iter(seeds.columns.values())))
+        places = np.arange(count) if seeds.places is None else seeds.places
+        return self._single_batch(BatchRequest(epoch, 0, places, seeds.columns))
 
     @property
     def epoch(self) -> int:
@@ -294,6 +289,12 @@ class BaseDistLoader(FixedArguments):
     def shutdown(self) -> None:
         """End the sampling processes. Calling it again does nothing; ``state_dict`` still works."""
         self._frames.close()
+        self._singles.close()
+
+    @cached_property
+    def data(self) -> Any:
+        """PyG's ``(FeatureStore, GraphStore)`` of the graph: ``dataset.as_pyg()``."""
+        return self.dataset.as_pyg()  # type: ignore[attr-defined]  # Users' own datasets may lack it.
 
     def __enter__(self) -> Self:
         return self
@@ -401,18 +402,23 @@ class BaseDistLoader(FixedArguments):
                 timeout=self._placement.options.timeout_s,
             ),
         )
+        self._singles = SingleBatches(self.dataset.open_source, self._source_request())
 
     def _start(self) -> None:
         """Start what makes the batches."""
-        request = self._source_request(self._schedule)
+        request = self._source_request()
         # A displayed loader is kept by the history of a notebook. Ranks start and end together.
         idle_s = _IDLE_S if request.alone and hasattr(sys, "ps1") else None
         self._frames = FrameStream(partial(self.dataset.open_source, request), idle_s=idle_s)
 
-    def _source_request(self, schedule: Schedule) -> SourceRequest:
+    def _single_batch(self, request: BatchRequest) -> Any:
+        pipeline = BatchPipeline(self._pipeline.transfer, self._options.transform)  # Not in ``stats``.
+        return pipeline.make(self._singles.receive(request), self.collate)
+
+    def _source_request(self) -> SourceRequest:
         return SourceRequest(
             plan=self.plan,
-            schedule=schedule,
+            schedule=self._schedule,
             name=self.name,
             num_workers=self.num_workers,
             workers=self._options.workers,
@@ -462,7 +468,7 @@ class BaseDistLoader(FixedArguments):
         if os.getpid() != self._owner:
             raise RuntimeError(
                 f"{self.name} belongs to process {self._owner}: a forked process must build its own loader "
-                "(Lightning: in train_dataloader())"
+                "(Lightning: in train_dataloader(); DataLoader and ZipLoader: num_workers=0)"
             )
         if not self._frames.is_open:
             raise RuntimeError(f"{self.name} was shut down; build a new loader")

@@ -1,16 +1,41 @@
-"""Protocol of a dataset, as loaders see it. It hides the mode from the loader."""
+"""Protocols of a dataset, as loaders see it. They hide the mode from the loader."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from gigl_loader.loaders.inputs import NodeDirectory
+import numpy as np
+import torch
 
 if TYPE_CHECKING:
-    import torch
+    from collections.abc import Iterable
 
+    from gigl_loader.arrays import Int64Array
+    from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType, NodeType, StoreOptions
     from gigl_loader.sampling.source import BatchSource, SourceRequest
+
+
+class NodeDirectory(Protocol):
+    """Queries of a dataset about its nodes."""
+
+    @property
+    def schema(self) -> GraphSchema: ...
+    @property
+    def num_servers(self) -> int:
+        """Storage servers, by whose ranks an input may be given; 0 where there are none."""
+
+    def all_positions(self, node_type: NodeType) -> Int64Array: ...
+    def split_positions(self, node_type: NodeType, split: str) -> Int64Array: ...
+    def positions(self, node_type: NodeType, node_ids: Int64Array) -> Int64Array: ...
+    def node_ids(self, node_type: NodeType, positions: Int64Array) -> Int64Array: ...
+    def node_ids_of(self, original_ids: Iterable[str], node_type: NodeType | None = None) -> torch.Tensor: ...
+
+
+class LinkDirectory(NodeDirectory, Protocol):
+    """Queries of a dataset about its nodes and edges."""
+
+    def all_edges(self, edge_type: EdgeType, split: str | None = None) -> tuple[Int64Array, Int64Array]: ...
 
 
 class Dataset(NodeDirectory, Protocol):
@@ -58,6 +83,48 @@ class Dataset(NodeDirectory, Protocol):
 
     def close(self) -> None:
         """Let go of what the dataset holds. Closing twice is fine."""
+
+
+class SizedDataset(Dataset, Protocol):
+    """The dataset of a loader, with the number of entries of the loader's input as its length."""
+
+    def __len__(self) -> int: ...
+
+
+class DatasetOfLoader:
+    """A dataset as ``SizedDataset``, as PyG's loaders have theirs."""
+
+    def __init__(self, dataset: Dataset, num_entries: int) -> None:
+        self._dataset, self._num_entries = dataset, num_entries
+
+    def __len__(self) -> int:
+        """Number of entries of the input."""
+        return self._num_entries
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dataset, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._dataset, self._num_entries)
+
+    def __repr__(self) -> str:
+        return repr(self._dataset)
+
+
+def entry_numbers(value: Any, *, count: int) -> Int64Array:
+    """Return numbers of entries of an input of ``count``, int64 [B], from a tensor, an array or a list."""
+    array = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or not len(array):
+        raise ValueError(
+            f"places in the input must be 1-D whole numbers, at least one of them, got {value!r:.200}"
+        )
+    wrong = array[(array < 0) | (array >= count)]
+    if len(wrong):
+        raise ValueError(
+            f"{wrong[0]} is no place in an input of {count} entries, which count from 0; loader.sample(ids) "
+            "takes ids"
+        )
+    return array.astype(np.int64)
 
 
 def check_dataset(value: Any) -> None:

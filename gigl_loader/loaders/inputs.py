@@ -24,23 +24,8 @@ if TYPE_CHECKING:
 
     from gigl_loader.arrays import Array
     from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeSchema, NodeType
+    from gigl_loader.loaders.dataset import LinkDirectory, NodeDirectory
     from gigl_loader.sampling.request import InputColumn
-
-
-class NodeDirectory(Protocol):
-    """Queries of a dataset about its nodes."""
-
-    @property
-    def schema(self) -> GraphSchema: ...
-    @property
-    def num_servers(self) -> int:
-        """Storage servers, by whose ranks an input may be given; 0 where there are none."""
-
-    def all_positions(self, node_type: NodeType) -> Int64Array: ...
-    def split_positions(self, node_type: NodeType, split: str) -> Int64Array: ...
-    def positions(self, node_type: NodeType, node_ids: Int64Array) -> Int64Array: ...
-    def node_ids(self, node_type: NodeType, positions: Int64Array) -> Int64Array: ...
-    def node_ids_of(self, original_ids: Iterable[str], node_type: NodeType | None = None) -> torch.Tensor: ...
 
 
 class LoaderInput(Protocol):
@@ -261,13 +246,9 @@ def _selected(mask: npt.NDArray[np.bool_], nodes: NodeSchema) -> Int64Array:
     return np.flatnonzero(mask).astype(np.int64, copy=False)
 
 
-InputLinks: TypeAlias = "torch.Tensor | str | EdgeType | tuple[EdgeType, torch.Tensor | str | None] | None"
-
-
-class LinkDirectory(NodeDirectory, Protocol):
-    """Queries of a dataset about its nodes and edges."""
-
-    def all_edges(self, edge_type: EdgeType, split: str | None = None) -> tuple[Int64Array, Int64Array]: ...
+InputLinks: TypeAlias = (
+    "torch.Tensor | str | EdgeType | tuple[str, str] | tuple[EdgeType, torch.Tensor | str | None] | None"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,9 +392,11 @@ def timed_input(seeds: LoaderInput, time: Any, wanted: Iterable[InputColumn]) ->
     if is_needed != (time is not None):
         rule = "is needed, as the loader has times with its input" if is_needed else "has no meaning here"
         raise ValueError(f"time, that of each seed, {rule}")
+    count = num_entries(seeds)
+    if not count:
+        raise ValueError(f"a batch needs at least one {seeds.what}")
     if not is_needed:
         return seeds
-    count = num_entries(seeds)
     return seeds.with_times(read_times("time", time, count=count, places=seeds.places))
 
 

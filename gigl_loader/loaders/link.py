@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -13,10 +13,10 @@ import torch
 from typing_extensions import Unpack
 
 from gigl_loader.graph.schema import EdgeType
-from gigl_loader.loaders.arguments import LoaderOptions, flag
+from gigl_loader.loaders.arguments import Fanouts, LoaderOptions, flag
 from gigl_loader.loaders.base import BaseDistLoader
 from gigl_loader.loaders.collate import Collator
-from gigl_loader.loaders.inputs import InputLinks, LinkDirectory, SeedLinks, read_seed_links, read_times
+from gigl_loader.loaders.inputs import InputLinks, SeedLinks, read_seed_links, read_times
 from gigl_loader.loaders.neighbor import khop_arguments, sampler_arguments
 from gigl_loader.options import by_edge_type, known_edge_type
 from gigl_loader.sampling.khop import KHop
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch_geometric.sampler.base import SubgraphType
 
     from gigl_loader.graph.schema import GraphSchema, NodeType
-    from gigl_loader.loaders.dataset import Dataset
+    from gigl_loader.loaders.dataset import Dataset, LinkDirectory
     from gigl_loader.loaders.transfer import FrameTensors
 
 
@@ -244,7 +244,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
     def __init__(
         self,
         dataset: Dataset,
-        num_neighbors: Sequence[int] | Mapping[EdgeType, Sequence[int]],
+        num_neighbors: Fanouts,
         edge_label_index: InputLinks = None,
         *,
         edge_label: torch.Tensor | None = None,
@@ -265,12 +265,12 @@ class DistLinkNeighborLoader(BaseDistLoader):
         """Check the arguments, then start the sampling processes.
 
         ``num_neighbors``
-            Neighbours per hop, for every edge type or by edge type: -1 takes all, 0 skips the type.
+            As for :class:`DistNeighborLoader`.
         ``edge_label_index``
             Links as node ids, integers [2, M], row 0 = source, or as texts, by which tables named the nodes;
-            the name of a split of edges; an edge type for all of its edges; a pair of an edge type and links,
-            or a split; ``None`` for all edges of a graph with one edge type. Links need not be edges of the
-            graph.
+            the name of a split of edges; an edge type, or its two ends, for all of its edges; a pair of an
+            edge type and links, or a split; ``None`` for all edges of a graph with one edge type. Links need
+            not be edges of the graph. An input of nothing gives epochs of no batch, with a warning.
         ``edge_label``
             A label for each link, [M, ...]. With binary negatives, labels are integers or floats from 0 on:
             1 is added to each, and negatives have 0. Not for triplets.

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 from typing_extensions import Unpack
 
-from gigl_loader.graph.schema import EdgeType, NodeType
-from gigl_loader.loaders.arguments import LoaderOptions, flag
+from gigl_loader.graph.schema import NodeType
+from gigl_loader.loaders.arguments import Fanouts, LoaderOptions, flag
 from gigl_loader.loaders.base import BaseDistLoader
 from gigl_loader.loaders.collate import Collator
 from gigl_loader.loaders.inputs import SeedNodes, read_seed_nodes, timed_seeds
@@ -147,7 +147,7 @@ class DistNeighborLoader(BaseDistLoader):
     def __init__(
         self,
         dataset: Dataset,
-        num_neighbors: Sequence[int] | Mapping[EdgeType, Sequence[int]] | None,
+        num_neighbors: Fanouts | None,
         input_nodes: InputNodes = None,
         *,
         replace: bool = False,
@@ -164,12 +164,15 @@ class DistNeighborLoader(BaseDistLoader):
         """Check the arguments, then start the sampling processes.
 
         ``num_neighbors``
-            Neighbours per hop, for every edge type or by edge type: -1 takes all, 0 skips the type. ``None``
-            where ``sampler_options`` are of a kind that has no fanouts.
+            Neighbours per hop, for every edge type or by edge type: -1 takes all, 0 skips the type. Types
+            that a mapping leaves out are skipped; PyG's ``NumNeighbors`` may have a default for them.
+            ``None`` where ``sampler_options`` are of a kind that has no fanouts. Wherever an edge type is
+            given, its two ends will do if one type joins them.
         ``input_nodes``
             Node ids (1-D tensor, array or list) or the texts by which tables named the nodes, a boolean mask,
-            the name of a split, ``None`` for all nodes, or a pair of a node type and one of these. Graph
-            store: also node ids by server rank, taken in their order.
+            the name of a split, ``None`` for all nodes, a pair of a node type and one of these, or a node
+            type for all of its nodes. Graph store: also node ids by server rank, taken in their order. An
+            input of nothing gives epochs of no batch, with a warning.
         ``replace``
             Draw neighbours with replacement.
         ``with_edge``

@@ -13,7 +13,8 @@ from gigl_loader.native import draws
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gigl_loader.loaders.inputs import LoaderInput, NodeDirectory
+    from gigl_loader.loaders.dataset import NodeDirectory
+    from gigl_loader.loaders.inputs import LoaderInput
     from gigl_loader.sampling.plan import BatchPlan
     from gigl_loader.sampling.schedule import Schedule
 

@@ -8,17 +8,21 @@ import os
 import threading
 import time
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gigl_loader.errors import SamplingError, StorageUnavailable, WorkerDied
+from gigl_loader.options import StoreOptions
+from gigl_loader.sampling.schedule import OneBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gigl_loader.channel.frame import Frame
     from gigl_loader.loaders.transfer import FrameTensors, Transfer
-    from gigl_loader.sampling.source import BatchSource
+    from gigl_loader.sampling.request import BatchRequest
+    from gigl_loader.sampling.source import BatchSource, SourceRequest
 
 _LOGGER = logging.getLogger(__name__)
 _STEPS = ("copying", "collating", "transforming")
@@ -211,6 +215,44 @@ class FrameStream:
         return 0
 
 
+class SingleBatches:
+    """Frames of requests that belong to no epoch, one at a time. The first opens the source. Thread-safe."""
+
+    def __init__(self, open_source: Callable[[SourceRequest], BatchSource], like: SourceRequest) -> None:
+        """``like``: the request of a loader for its epochs."""
+        self._schedule = OneBatch(run_seed=like.schedule.run_seed)
+        request = replace(
+            like,
+            schedule=self._schedule,
+            num_workers=0,
+            store=StoreOptions(),
+            group=None,
+            alone=True,
+            start_gap_s=None,
+        )
+        self._open_source = partial(open_source, request)
+        self._timeout_s = like.timeout_s
+        self._in_use = threading.Lock()
+        self._source: BatchSource | None = None
+
+    def receive(self, request: BatchRequest) -> Frame:
+        """Return the frame of a request. Its arrays stay valid for as long as anyone keeps one of them."""
+        with self._in_use:
+            if self._source is None:
+                self._source = self._open_source()
+                self._end = weakref.finalize(self, _close_source, self._source, os.getpid())
+            self._schedule.asked = request
+            self._source.start_epoch(request.epoch)
+            return self._source.receive(self._timeout_s)
+
+    def close(self) -> None:
+        """Close the source; a later request opens another. Closing twice is fine."""
+        with self._in_use:
+            if self._source is not None:
+                self._source = None
+                self._end()
+
+
 def _close_when_idle(stream_ref: weakref.ref[FrameStream], ended: threading.Event) -> None:
     """Close the source of a stream once it is idle. Ends with the source."""
     left = 0.0
@@ -223,8 +265,9 @@ def _close_when_idle(stream_ref: weakref.ref[FrameStream], ended: threading.Even
         del stream
 
 
-def _close_source(source: BatchSource, owner: int, ended: threading.Event) -> None:
-    ended.set()
+def _close_source(source: BatchSource, owner: int, ended: threading.Event | None = None) -> None:
+    if ended is not None:
+        ended.set()
     # A forked child that exits runs the finalizers it inherited: the processes are not its to end.
     if os.getpid() == owner:
         source.close()

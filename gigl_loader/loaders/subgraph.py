@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Unpack
 
-from gigl_loader.loaders.arguments import LoaderOptions
+from gigl_loader.loaders.arguments import Fanouts, LoaderOptions
 from gigl_loader.loaders.neighbor import DistNeighborLoader, InputNodes
-from gigl_loader.options import EdgeType
 from gigl_loader.sampling.plan import SamplerOptions
 from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions
 
@@ -30,7 +28,7 @@ class DistSubgraphLoader(DistNeighborLoader):
     def __init__(
         self,
         dataset: Dataset,
-        num_neighbors: Sequence[int] | Mapping[EdgeType, Sequence[int]] | None = None,
+        num_neighbors: Fanouts | None = None,
         input_nodes: InputNodes = None,
         *,
         replace: bool = False,

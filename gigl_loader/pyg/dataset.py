@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import weakref
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -28,6 +28,16 @@ class PygDataset(Dataset, Protocol):
     def _check_usable(self) -> None: ...
     def _open_store(self) -> PartitionedStore: ...
     def _edge_list(self, edge_type: EdgeType) -> EdgeList: ...
+
+
+class PygStores(tuple[Any, ...]):
+    """The feature store and the graph store of a dataset, which PyG's loaders take as ``data``."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"the graph is (FeatureStore, GraphStore), no Data that has {name!r}: batches have all columns "
+            "and n_id, dataset.schema has sizes, and feature_store.get_tensor(...) has rows of all nodes"
+        )
 
 
 _HINT = "pass num_workers=0 (the graph's own processes and servers sample and read in parallel)"

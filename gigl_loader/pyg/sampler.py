@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import threading
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,15 +17,16 @@ from gigl_loader.loaders.collate import Collator
 from gigl_loader.loaders.dataset import check_dataset
 from gigl_loader.loaders.link import read_negatives
 from gigl_loader.loaders.neighbor import sampler_arguments
+from gigl_loader.loaders.stream import SingleBatches
 from gigl_loader.loaders.transfer import transfer_to
 from gigl_loader.options import StoreOptions, WorkerOptions, known_edge_type
-from gigl_loader.pyg.dataset import NodeIndex, check_pickled, check_process, close_at_exit, close_here
+from gigl_loader.pyg.dataset import NodeIndex, check_pickled, check_process, close_at_exit
 from gigl_loader.sampling.khop import KHop, reversed_edge_types
 from gigl_loader.sampling.plan import BatchPlan
 from gigl_loader.sampling.plans.link import LinkPlan
 from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions
 from gigl_loader.sampling.request import SEED, BatchRequest
-from gigl_loader.sampling.schedule import Schedule
+from gigl_loader.sampling.schedule import OneBatch
 from gigl_loader.sampling.source import SourceRequest
 from gigl_loader.topology import Topology
 
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from gigl_loader.pyg.dataset import PygDataset
     from gigl_loader.sampling.negatives import Negatives
     from gigl_loader.sampling.plan import SamplerArguments
-    from gigl_loader.sampling.source import BatchSource
 
 
 def sampler_output(
@@ -126,8 +124,8 @@ def _graph_types(schema: GraphSchema) -> dict[EdgeType, EdgeType]:
     return {message: edge_type for edge_type, message in reversed_edge_types(schema.edges).items()}
 
 
-class SingleBatches:
-    """Batches of any input, one at a time. The source opens with the first batch. Thread-safe."""
+class PlanBatches:
+    """Batches of one plan, of any input. The source opens with the first one. Thread-safe."""
 
     def __init__(
         self, dataset: PygDataset, plan: BatchPlan, asked: SamplerArguments, *, timeout_s: float
@@ -135,62 +133,32 @@ class SingleBatches:
         self.plan = plan
         self.collate = Collator.of(dataset.schema, plan, asked)
         """Makes ``Data`` or ``HeteroData`` of the tensors of a batch."""
-        self._dataset = dataset
-        self._timeout_s = timeout_s
         self._transfer = transfer_to(torch.device("cpu"), non_blocking=True)
-        self._drawing = threading.Lock()
-        self._schedule: _OneBatch | None = None
-        self._source: BatchSource | None = None
-
-    def draw(self, columns: Mapping[str, Int64Array], epoch: int) -> FrameTensors:
-        """Return the batch of an input, which has the columns of the plan, int64 [B] each.
-
-        It equals the batch that a loader of this plan makes of these entries in ``epoch``.
-        """
-        with self._drawing:
-            if self._source is None or self._schedule is None:
-                self._schedule = _OneBatch(columns, run_seed=self.plan.run_seed)
-                self._source = self._open(self._schedule)
-                self._end = weakref.finalize(self, close_here, self._source, os.getpid())
-            self._schedule.columns = columns
-            self._source.start_epoch(epoch)
-            return self._transfer.load(self._source.receive(self._timeout_s))
-
-    def close(self) -> None:
-        """Close the source. Closing twice is fine."""
-        with self._drawing:
-            if self._source is not None:
-                self._source = None
-                self._end()
-
-    def _open(self, schedule: Schedule) -> BatchSource:
         request = SourceRequest(
-            plan=self.plan,
-            schedule=schedule,
+            plan=plan,
+            schedule=OneBatch(run_seed=plan.run_seed),
             name="GiglSampler",
             num_workers=0,
             workers=WorkerOptions(),
             store=StoreOptions(),
-            timeout_s=self._timeout_s,
+            timeout_s=timeout_s,
             topology=Topology.without_asking(),
         )
-        return self._dataset.open_source(request)
+        self._single = SingleBatches(dataset.open_source, request)
 
+    def draw(self, columns: Mapping[str, Int64Array], places: Any, epoch: int) -> FrameTensors:
+        """Return the batch of an input, which has the columns of the plan, int64 [B] each.
 
-class _OneBatch(Schedule):
-    """Epochs of one batch, whose entries are the present ``columns``."""
+        It equals the batch that a loader of this plan makes of these entries in ``epoch``. ``places``:
+        integers [B], where the entries stand in the loader's input; ``None`` for 0 to B - 1.
+        """
+        count = len(next(iter(columns.values())))
+        index = np.arange(count) if places is None else np.asarray(places, np.int64)
+        return self._transfer.load(self._single.receive(BatchRequest(epoch, 0, index, columns)))
 
-    def __init__(self, columns: Mapping[str, Int64Array], *, run_seed: int) -> None:
-        super().__init__(columns, batch_size=1, shuffle=False, drop_last=False, run_seed=run_seed)
-        self.columns = columns
-
-    @property
-    def num_batches(self) -> int:
-        return 1
-
-    def request(self, epoch: int, batch: int) -> BatchRequest:
-        count = len(next(iter(self.columns.values())))
-        return BatchRequest(epoch, batch, np.arange(count, dtype=np.int64), self.columns)
+    def close(self) -> None:
+        """Close the source. Closing twice is fine."""
+        self._single.close()
 
 
 logger = logging.getLogger(__name__)
@@ -271,8 +239,8 @@ class GiglSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed.
     def _forget(self) -> None:
         """Begin without sources: a forked child must not use the sources of its parent."""
         self._pid = os.getpid()
-        self._of_nodes: dict[NodeType, SingleBatches] = {}
-        self._of_links: dict[EdgeType, tuple[Any, SingleBatches]] = {}
+        self._of_nodes: dict[NodeType, PlanBatches] = {}
+        self._of_links: dict[EdgeType, tuple[Any, PlanBatches]] = {}
         """By type of the links, with the requested negative sampling."""
 
     def set_epoch(self, epoch: int) -> None:
@@ -303,7 +271,8 @@ class GiglSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed.
             options = KHopNeighborSamplerOptions()
             plan = options.plan(self._dataset.schema, node_type, self._arguments)
             batches = self._of_nodes[node_type] = self._open(BatchPlan(sampler=plan, run_seed=self.seed))
-        tensors = batches.draw({SEED: self._nodes.positions(node_type, seeds)}, self.epoch)
+        positions = self._nodes.positions(node_type, seeds)
+        tensors = batches.draw({SEED: positions}, index.input_id, self.epoch)
         return self._output(batches, tensors, (index.input_id, None))
 
     def sample_from_edges(
@@ -324,7 +293,7 @@ class GiglSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed.
                 ("dst", edge_type[2], index.col),
             )
         }
-        tensors = batches.draw(ends, self.epoch)
+        tensors = batches.draw(ends, index.input_id, self.epoch)
         plan: Any = batches.plan.sampler
         negatives: Negatives | None = plan.negatives
         return self._output(batches, tensors, link_metadata(tensors, negatives, index.input_id, index.label))
@@ -372,7 +341,7 @@ class GiglSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed.
         if os.getpid() != self._pid:
             self._forget()
 
-    def _links(self, edge_type: EdgeType, neg_sampling: Any) -> SingleBatches:
+    def _links(self, edge_type: EdgeType, neg_sampling: Any) -> PlanBatches:
         asked, batches = self._of_links.get(edge_type, (None, None))
         if batches is None or asked is not neg_sampling:
             plan = LinkPlan(
@@ -386,11 +355,11 @@ class GiglSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed.
             self._of_links[edge_type] = (neg_sampling, batches)
         return batches
 
-    def _open(self, plan: BatchPlan) -> SingleBatches:
-        return SingleBatches(self._dataset, plan, self._arguments, timeout_s=self._timeout_s)
+    def _open(self, plan: BatchPlan) -> PlanBatches:
+        return PlanBatches(self._dataset, plan, self._arguments, timeout_s=self._timeout_s)
 
     def _output(
-        self, batches: SingleBatches, tensors: Any, metadata: tuple[Any, ...]
+        self, batches: PlanBatches, tensors: Any, metadata: tuple[Any, ...]
     ) -> SamplerOutput | HeteroSamplerOutput:
         return sampler_output(
             batches.collate(tensors),

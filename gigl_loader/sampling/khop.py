@@ -16,8 +16,6 @@ from gigl_loader.sampling.store import DrawRule
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from torch_geometric.sampler import NumNeighbors
-
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType
     from gigl_loader.sampling.plan import ColumnPlan, PlanFields, SamplerArguments
@@ -304,16 +302,13 @@ def check_time(schema: GraphSchema, time_attr: object) -> str | None:
     )
 
 
-def read_num_neighbors(
-    schema: GraphSchema, num_neighbors: Sequence[int] | Mapping[EdgeType, Sequence[int]] | NumNeighbors
-) -> dict[EdgeType, tuple[int, ...]]:
+def read_num_neighbors(schema: GraphSchema, num_neighbors: Any) -> dict[EdgeType, tuple[int, ...]]:
     """Return the fanouts of every edge type. ``ValueError`` names what is unknown or negative.
 
     A list is for all types. A mapping may leave types out: no hop follows them. PyG's ``NumNeighbors`` is one
     of these, and may have fanouts for the types that are left out.
     """
-    given: Any = num_neighbors
-    default = None
+    given, default = num_neighbors, None
     if not isinstance(given, Mapping) and hasattr(given, "default"):
         given, default = given.values, given.default
     if not isinstance(given, Mapping):

@@ -205,7 +205,7 @@ class Schedule:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         self.inputs = inputs
-        self.num_entries = len(next(iter(inputs.values())))
+        self.num_entries = len(next(iter(inputs.values()), ()))
         self.batch_size = batch_size
         self.shuffle = shuffle
         self.drop_last = drop_last
@@ -251,6 +251,10 @@ class Schedule:
             if self.shuffle
             else np.arange(places.start, places.stop, dtype=np.int64)
         )
+        return self.request_of(index, epoch, batch)
+
+    def request_of(self, index: Int64Array, epoch: int, batch: int = 0) -> BatchRequest:
+        """Return a request for the entries ``index``, int64 [B], each in ``[0, num_entries)``."""
         inputs = {name: column[index] for name, column in self.inputs.items()}
         return BatchRequest(epoch, batch, index if self.places is None else self.places[index], inputs)
 
@@ -281,3 +285,19 @@ class Schedule:
             permutation(self.run_seed, epoch, order)
             self._order = (epoch, order)
         return self._order[1]
+
+
+class OneBatch(Schedule):
+    """Epochs of one batch, that of the request ``asked``."""
+
+    asked: BatchRequest
+
+    def __init__(self, *, run_seed: int) -> None:
+        super().__init__({}, batch_size=1, shuffle=False, drop_last=False, run_seed=run_seed)
+
+    @property
+    def num_batches(self) -> int:
+        return 1
+
+    def request(self, epoch: int, batch: int) -> BatchRequest:
+        return self.asked

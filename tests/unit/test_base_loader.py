@@ -127,12 +127,12 @@ def test_one_batch_is_sampled_by_itself(num_workers: int) -> None:
             assert batch.input_id.tolist() == list(range(len(expected.batch)))
             batch.input_id = expected.input_id
             assert same_batch(batch, expected)
-        assert same_batch(loader(first.batch.tolist()), loader.sample(first.batch, epoch=0))
+        assert same_batch(loader(first.input_id), first)
         assert _same([first, *batches], EPOCHS[0])
         with pytest.raises(ValueError, match="unknown"):
-            loader([10**9])
+            loader.sample([10**9])
         with pytest.raises(ValueError, match="at least one seed"):
-            loader([])
+            loader.sample([])
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

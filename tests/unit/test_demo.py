@@ -368,7 +368,7 @@ def test_a_graph_with_too_few_edges_to_split_is_refused_in_one_line(
     (tmp_path / "archive_Packages").write_text("Package: a\nDepends: b\n\nPackage: b\n")
     result = CliRunner().invoke(build_app(), ["demo", "--json", "--task", "link", "--mode", "embedded"])
     assert (result.exit_code, result.stdout) == (2, "")
-    expected = "gigl-loader: the graph is too small for the demo: split 'train' has no links\n"
+    expected = "gigl-loader: the graph is too small for the demo: split 'val' has no links\n"
     assert result.stderr == expected
 
 

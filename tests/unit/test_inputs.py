@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 from torch_geometric.data import HeteroData
+from torch_geometric.loader import ZipLoader
 from torch_geometric.sampler import NumNeighbors
 
 from gigl_client import RemoteDistDataset
@@ -22,7 +24,7 @@ from gigl_loader import (
 from gigl_loader.graph.schema import EdgeSplits
 from gigl_loader.partition import build_graph, tables_from_pyg
 from tests.support.clusters import addresses_of, servers_of
-from tests.support.pyg_graphs import heterogeneous, homogeneous, same_batch
+from tests.support.pyg_graphs import heterogeneous, homogeneous, same_batch, weighted
 from tests.support.thread_ranks import run_ranks
 
 if TYPE_CHECKING:
@@ -75,14 +77,24 @@ NOTHING: list[tuple[Any, Any, dict[str, Any], str]] = [
     (DistNeighborLoader, torch.zeros(300, dtype=torch.bool), {}, "seed of node type 'node'"),
     (DistNeighborLoader, {0: torch.tensor([])}, {}, "seed of node type 'node'"),
     (DistNeighborLoader, "test", {"disjoint": True}, "seed of node type 'node' in split 'test'"),
-    (DistABLPLoader, "test", {"supervision_edge_type": ("node", "node")}, "'node' in split 'test'"),
+    (
+        DistABLPLoader,
+        "test",
+        {"supervision_edge_type": ("node", "node")},
+        "seed of node type 'node' in split 'test'",
+    ),
     (
         DistLinkNeighborLoader,
         torch.empty(2, 0),
         {"neg_sampling": "binary", "edge_label": torch.empty(0), "edge_label_time": []},
         "link of type ('node', 'to', 'node')",
     ),
-    (DistLinkNeighborLoader, "val", {"neg_sampling": "triplet"}, "('node', 'to', 'node') in split 'val'"),
+    (
+        DistLinkNeighborLoader,
+        "val",
+        {"neg_sampling": "triplet"},
+        "link of type ('node', 'to', 'node') in split 'val'",
+    ),
 ]
 
 
@@ -122,6 +134,21 @@ def test_ranks_that_share_nothing_get_no_batch_and_one_warning(
 
     assert run_ranks(3, program) == [[0], [0], [0]]
     assert caplog.text.count("none: the input has no seed of node type 'tag'") == 1
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_hosts_that_share_nothing_get_no_batch(graph: Path, num_workers: int) -> None:
+    def program(group: Any) -> list[Any]:
+        parts = [[0, 2], [1]][group.rank]
+        options = {**OPTIONS, "num_workers": num_workers, "name": "none"}
+        with (
+            DistDataset.open(graph, partitions=parts, timeout=60) as dataset,
+            DistNeighborLoader(dataset, [2], "test", **options) as nodes,
+            DistLinkNeighborLoader(dataset, [2], torch.empty(2, 0), **options) as links,
+        ):
+            return [len(nodes), *nodes, len(links), *links]
+
+    assert run_ranks(2, program, hosts=["a", "b"]) == [[0, 0], [0, 0]]
 
 
 def test_a_rank_may_have_nothing_of_an_input_that_the_user_shared_out() -> None:
@@ -232,3 +259,88 @@ def test_fanouts_of_types_that_are_left_out(default: list[int] | None) -> None:
             assert plan.num_neighbors == {kind: tuple(hops) for kind, hops in of_pyg.items()}
     assert same_batch(_first(HETERO, given, "item"), _first(HETERO, of_pyg, "item"))
     assert same_batch(_first(HETERO, NumNeighbors([3, 2]), "item"), _first(HETERO, [3, 2], "item"))
+
+
+# Places in the input
+
+
+MASK = torch.arange(300) % 3 == 1
+IN_TIME = DistDataset.from_pyg(weighted(), time_attr="born")
+LABELS = {"edge_label": torch.arange(2400), "edge_label_time": torch.arange(2400) % 90}
+
+
+@pytest.mark.parametrize(
+    ("loader", "given", "options", "count"),
+    [
+        (
+            DistNeighborLoader,
+            "train",
+            {"shuffle": True, "num_workers": 1},
+            int(homogeneous().train_mask.sum()),
+        ),
+        (DistNeighborLoader, [9, 9, 250, 3] * 8, {"transform": lambda batch: batch}, 32),
+        (DistNeighborLoader, MASK, {"time_attr": "born", "input_time": torch.arange(300) % 90}, 100),
+        (DistNeighborLoader, torch.arange(40).flip(0), {"seed_weights": torch.rand(40)}, 40),
+        (DistLinkNeighborLoader, None, {"neg_sampling": "binary", "batch_size": 500, **LABELS}, 2400),
+    ],
+    ids=["split", "ids", "mask", "weights", "links"],
+)
+def test_a_loader_takes_places_in_its_input(loader: Any, given: Any, options: Any, count: int) -> None:
+    with loader(IN_TIME, [3, 2], given, **{**OPTIONS, **options}) as opened:
+        assert (len(opened.dataset), opened.dataset.num_nodes) == (count, 300)
+        opened.set_epoch(1)
+        batches = list(opened)
+        opened.set_epoch(1)
+        made = opened.stats()["batches"]
+        for batch in batches:
+            places = batch.input_id
+            if given is MASK:  # They count the selected nodes.
+                places = torch.searchsorted(MASK.nonzero().flatten(), places)
+            for form in (places, places.int().numpy(), places.tolist()):
+                assert same_batch(opened(form), batch)
+        assert opened.stats()["batches"] == made
+
+
+@pytest.mark.parametrize(
+    "places", [[], [1.5], [True], [-1], [160, 161], torch.tensor([[1]]), 1, ["train"]], ids=str
+)
+def test_what_is_no_place_in_the_input_is_refused(places: Any) -> None:
+    rule = "^(places in the input must be 1-D|(-1|161) is no place in an input of 161 entries)"
+    with (
+        DistNeighborLoader(IN_TIME, [2], torch.arange(161), **OPTIONS) as loader,
+        pytest.raises(ValueError, match=rule),
+    ):
+        loader(places)
+
+
+@pytest.mark.parametrize("filter_per_worker", [None, True, False])
+def test_loaders_go_into_pygs_zip_loader(filter_per_worker: bool | None) -> None:
+    with (
+        DistNeighborLoader(IN_TIME, [2], "train", **OPTIONS) as nodes,
+        DistLinkNeighborLoader(IN_TIME, [2], torch.randint(0, 300, (2, 50)), **OPTIONS) as links,
+    ):
+        zipped = list(ZipLoader([nodes, links], filter_per_worker=filter_per_worker, batch_size=20))
+        assert [len(first.input_id) for first, _ in zipped] == [20, 20, 10]
+        for first, second in zipped:
+            assert torch.equal(first.input_id, second.input_id)
+            assert same_batch(first, nodes(first.input_id))
+            assert same_batch(second, links(second.input_id))
+
+
+def test_a_loader_collates_for_a_data_loader() -> None:
+    with DistNeighborLoader(IN_TIME, [2], "train", **OPTIONS) as loader:
+        entries: Any = range(len(loader.dataset))
+        chosen = list(DataLoader(entries, 16, shuffle=True, collate_fn=loader.collate_fn))
+        assert sorted(int(place) for batch in chosen for place in batch.input_id) == list(entries)
+        with pytest.raises(RuntimeError, match="DataLoader and ZipLoader: num_workers=0"):
+            list(DataLoader(entries, 16, collate_fn=loader.collate_fn, num_workers=1))
+
+
+def test_the_data_of_a_loader_are_pygs_stores() -> None:
+    with DistNeighborLoader(IN_TIME, [2], "train", **OPTIONS) as loader:
+        features, edges = loader.data
+        assert loader.data is loader.data
+        assert torch.equal(features.get_tensor(group_name=None, attr_name="x", index=None), weighted().x)
+        assert len(edges) == 1
+        with pytest.raises(AttributeError, match="no Data that has 'num_classes': batches have all columns"):
+            _ = loader.data.num_classes

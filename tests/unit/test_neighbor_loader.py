@@ -93,7 +93,7 @@ def test_every_seed_comes_exactly_once_per_epoch(
 
 @settings(max_examples=30)
 @given(
-    nodes=st.lists(st.integers(0, 299), min_size=1, max_size=40),
+    nodes=st.lists(st.integers(0, 299), max_size=40),
     batch_size=st.integers(1, 50),
     shuffle=st.booleans(),
     drop_last=st.booleans(),

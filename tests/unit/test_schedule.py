@@ -13,7 +13,7 @@ from gigl_loader.sampling.request import SEED
 from gigl_loader.sampling.schedule import Schedule, Shard
 
 CASES = given(
-    num_seeds=st.integers(1, 60),
+    num_seeds=st.integers(0, 60),
     batch_size=st.integers(1, 9),
     world_size=st.integers(1, 9),
     shuffle=st.booleans(),
