@@ -59,8 +59,8 @@ class KHop:
         for name in ("time_attr", "disjoint"):
             if self.induced and getattr(self, name):
                 raise ValueError(f"induced subgraphs join nodes of all trees: leave {name} out")
-        if self.num_neighbors and not self.num_hops and (not self.induced or self.weight_attr is not None):
-            raise ValueError("num_neighbors=None adds no neighbours: for induced subgraphs, by no weight")
+        if self.num_neighbors and not self.num_hops and self.induced and self.weight_attr is not None:
+            raise ValueError("num_neighbors=None adds no neighbours: leave weight_attr out")
         for name in ("replace", "weight_attr", "time_attr", "disjoint"):
             if self.labor and getattr(self, name):
                 raise ValueError(f"LABOR draws neighbours for all nodes together: leave {name} out")
