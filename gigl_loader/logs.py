@@ -6,18 +6,40 @@ import logging
 import os
 from collections.abc import Mapping
 
+from gigl_loader.group import RankGroup
+
 LOG_VARIABLE = "GIGL_LOG"
 
 _LEVELS = ("debug", "info", "warning", "error")
 _PACKAGES = ("gigl_loader", "gigl_client")
-_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_FORMAT = "%(asctime)s %(levelname)s %(rank)s%(name)s: %(message)s"
+
+
+class RankFilter(logging.Filter):
+    """Gives each record the attribute ``rank``: ``"rank 3 "`` in a process group, else empty.
+
+    For ``%(rank)s`` in the format of a handler: ``handler.addFilter(RankFilter())``. It is the rank when the
+    line is written, or that of torchrun's ``RANK`` while there is no process group, as in sampling processes.
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        super().__init__()
+        self._launched = (os.environ if environment is None else environment).get("RANK", "")
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return true for every record."""
+        group = RankGroup.current()
+        rank = self._launched if group is None else str(group.rank)
+        record.rank = f"rank {rank} " if rank else ""
+        return True
 
 
 def log_from_environment(environment: Mapping[str, str] | None = None) -> None:
     """Let this library log from the level that ``GIGL_LOG`` names: ``debug`` shows every request.
 
-    Messages go to the handlers of the script, and to stderr where it has none. Without the variable nothing
-    changes. ``ValueError`` for another level. Datasets call it when they are made. Calling it again is fine.
+    Messages go to the handlers of the script, and to stderr where it has none, with the rank. Without the
+    variable nothing changes. ``ValueError`` for another level. Datasets call it when they are made, several
+    times where there are several.
     """
     given = (os.environ if environment is None else environment).get(LOG_VARIABLE, "")
     if not given:
@@ -30,4 +52,5 @@ def log_from_environment(environment: Mapping[str, str] | None = None) -> None:
         if not logger.hasHandlers():
             handler = logging.StreamHandler()
             handler.setFormatter(logging.Formatter(_FORMAT))
+            handler.addFilter(RankFilter(environment))
             logger.addHandler(handler)

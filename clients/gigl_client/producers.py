@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import logging
 import threading
 import time
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from gigl_loader.errors import FormatError, GiglError, SamplingError, StorageUnavailable
@@ -23,18 +24,19 @@ from gigl_loader.retry import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from contextlib import AbstractContextManager
 
     from gigl_client.cluster import Cluster, Server
     from gigl_loader.group import RankGroup
     from gigl_loader.sampling.source import SourceRequest
 
+_LOGGER = logging.getLogger(__name__)
 _SHARE_OF_LEADER = 0.9
 """Share of the timeout for the leader, so that followers receive its failure before their own timeout."""
 _ATTEMPT_S = 10.0
 _UNDO_S = 2.0
 _LAST_ATTEMPT_S = 0.1
 _MAX_AT_ONCE = 32
+_LISTED = 16
 _LOOK_S = 0.05
 
 _KINDS = {
@@ -66,6 +68,7 @@ class ProducerCreator:
             except BaseException:
                 creation.undo()
                 raise
+            _LOGGER.info("producer %s: of this rank alone; created on %s", key, creation.describe_seconds())
             return key
         # Only a part of the job's secret: keys of the store may show up in logs.
         place = f"producer/{self._cluster.job[:8]}/{key}"
@@ -92,8 +95,10 @@ class ProducerCreator:
     def _lead(self, group: RankGroup, place: str, key: str, request: SourceRequest) -> None:
         timeout_s = _SHARE_OF_LEADER * request.timeout_s
         creation = self._creation(key, request, timeout_s)
+        began = time.monotonic()
         try:
-            with self._turn(group, request, timeout_s):
+            with self._turn(group, request, timeout_s) as place_in_turn:
+                waited_s = time.monotonic() - began
                 creation.create()
         except BaseException as error:
             with suppress(ConnectionError):  # Of two failures, the first counts.
@@ -101,23 +106,24 @@ class ProducerCreator:
             creation.undo()  # After publishing: this may take longer than followers wait.
             raise
         group.publish(f"{place}/outcome", json.dumps(None))
+        text = "producer %s: rank %d leads %d ranks, %s, after %.2f s; created on %s"
+        seconds = creation.describe_seconds()
+        _LOGGER.info(text, key, group.rank, group.world_size, place_in_turn, waited_s, seconds)
 
     def _creation(self, key: str, request: SourceRequest, timeout_s: float) -> _Creation:
         return _Creation(self._cluster, key, request.plan.to_json(), time.monotonic() + timeout_s)
 
-    def _turn(
-        self, group: RankGroup, request: SourceRequest, timeout_s: float
-    ) -> AbstractContextManager[None]:
+    @contextmanager
+    def _turn(self, group: RankGroup, request: SourceRequest, timeout_s: float) -> Iterator[str]:
+        """Wait until this leader may create its producer. Yields its place among leaders, as text."""
         limit = request.store.max_producer_inits
         if limit is None:
-            return nullcontext()
-        return admitted(
-            group,
-            f"producer/{self._cluster.job[:8]}/turns",
-            limit=limit,
-            gap_s=request.start_gap_s or 0.0,
-            timeout_s=timeout_s,
-        )
+            yield "without turns"
+            return
+        key = f"producer/{self._cluster.job[:8]}/turns"
+        gap_s = request.start_gap_s or 0.0
+        with admitted(group, key, limit=limit, gap_s=gap_s, timeout_s=timeout_s) as described:
+            yield described
 
 
 def _short(name: str) -> str:
@@ -156,6 +162,8 @@ class _Creation:
         """Ids of servers that did not answer an attempt."""
         self._made: list[Server] = []
         """Servers that created the producer for this call."""
+        self._seconds: dict[str, float] = {}
+        """Until each server had the producer."""
 
     def create(self) -> None:
         """Create the producer on all servers concurrently.
@@ -164,6 +172,7 @@ class _Creation:
         created when a channel is opened there. Raises the error of one server. Other servers may have created
         the producer: see ``undo``.
         """
+        self._began = time.monotonic()
         with ThreadPoolExecutor(min(len(self._servers), _MAX_AT_ONCE)) as threads:
             tasks = [threads.submit(self._create_on, server) for server in self._servers]
             try:
@@ -182,6 +191,12 @@ class _Creation:
         if errors:
             # A refusal says more than a server that is away.
             raise next((error for error in errors if not isinstance(error, StorageUnavailable)), errors[0])
+
+    def describe_seconds(self) -> str:
+        """Return the seconds until each server had the producer, the slowest first: at most 16 servers."""
+        seconds = sorted(self._seconds.items(), key=lambda each: -each[1])
+        listed = ", ".join(f"{server} in {taken:.2f} s" for server, taken in seconds[:_LISTED])
+        return listed if len(seconds) <= _LISTED else f"{listed}, ... ({len(seconds)} servers)"
 
     def _is_enough(self) -> bool:
         """Return whether every server was tried, and the servers with the producer hold all partitions."""
@@ -219,6 +234,7 @@ class _Creation:
             return False
         with self._lock:
             self._created.append(server)
+            self._seconds[str(server.endpoint)] = time.monotonic() - self._began
         return True
 
     def _destroy_on(self, server: Server) -> None:
@@ -227,8 +243,8 @@ class _Creation:
 
 
 @contextmanager
-def admitted(group: RankGroup, key: str, *, limit: int, gap_s: float, timeout_s: float) -> Iterator[None]:
-    """Hold one of ``limit`` places under ``key``, shared by all ranks.
+def admitted(group: RankGroup, key: str, *, limit: int, gap_s: float, timeout_s: float) -> Iterator[str]:
+    """Hold one of ``limit`` places under ``key``, shared by all ranks. Yields which, and the turn there.
 
     The next holder of a place begins ``gap_s`` seconds after the last one began, by the clocks of their
     hosts. ``TimeoutError`` names a rank that holds a place where none becomes free within ``timeout_s``. It
@@ -251,13 +267,13 @@ def admitted(group: RankGroup, key: str, *, limit: int, gap_s: float, timeout_s:
             "its own; raise max_concurrent_producer_inits, or look at that rank"
         )
     (place,) = taken
-    last_began = began = float(place.note or 0)
+    began, turns = map(float, (place.note or "0 0").split())
     try:
-        _wait_for_gap(last_began, gap_s, deadline, timeout_s)
-        began = time.time()
-        yield
+        _wait_for_gap(began, gap_s, deadline, timeout_s)
+        began, turns = time.time(), turns + 1
+        yield f"turn {turns:.0f} at place {places.index(place) + 1} of {limit}"
     finally:
-        place.give_back(f"{began:.6f}")
+        place.give_back(f"{began:.6f} {turns:.0f}")
 
 
 def _wait_for_gap(last_began: float, gap_s: float, deadline: float, timeout_s: float) -> None:

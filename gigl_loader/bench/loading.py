@@ -103,13 +103,19 @@ def open_loader(
 
 
 def loader_case(
-    graph: Path, workload: Workload, seeds: npt.NDArray[np.int64], *, num_workers: int, epochs: int = 2
+    graph: Path,
+    workload: Workload,
+    seeds: npt.NDArray[np.int64],
+    *,
+    num_workers: int,
+    start_method: str = "spawn",
+    epochs: int = 2,
 ) -> Case:
     """Build a loader, take one epoch to warm it and time the first batch, then measure ``epochs`` more."""
 
     def case() -> dict[str, Figures]:
-        start = time.perf_counter()
-        with open_loader(DistDataset.open(graph), workload, seeds, num_workers) as loader:
+        start, options = time.perf_counter(), {"multiprocessing_context": start_method}
+        with open_loader(DistDataset.open(graph), workload, seeds, num_workers, **options) as loader:
             built = time.perf_counter() - start
             first = built + Pass.over(loader).first_batch_s
             cpu, start = CpuMeter(), time.perf_counter()
@@ -127,11 +133,13 @@ _EVERY_S = 0.05
 _BARE = "import numpy, time; time.sleep(60)"
 
 
-def memory_case(graph: Path, folder: Path, workload: Workload, *, num_workers: int) -> Case:
+def memory_case(
+    graph: Path, folder: Path, workload: Workload, *, num_workers: int, start_method: str = "spawn"
+) -> Case:
     """Run one epoch in a process of its own and watch the memory of its tree."""
 
     def case() -> dict[str, Figures]:
-        arguments = [str(graph), str(folder), json.dumps(asdict(workload)), str(num_workers)]
+        arguments = [str(graph), str(folder), json.dumps(asdict(workload)), str(num_workers), start_method]
         peak, workers = _watch([sys.executable, "-m", "gigl_loader.bench.loading", *arguments])
         bare = _bare_interpreter()
         figures = {
@@ -184,12 +192,13 @@ def _bare_interpreter() -> Memory:
     return peak
 
 
-def main(graph: str, folder: str, workload: str, num_workers: str) -> None:
+def main(graph: str, folder: str, workload: str, num_workers: str, start_method: str) -> None:
     """Take one epoch of batches. Entry point of the watched process."""
     sizes = json.loads(workload)
     size = Workload(**{**sizes, "fanout": tuple(sizes["fanout"])})
     seeds = training_seeds(size, Path(folder))
-    with open_loader(DistDataset.open(graph), size, seeds, int(num_workers)) as loader:
+    options = {"multiprocessing_context": start_method}
+    with open_loader(DistDataset.open(graph), size, seeds, int(num_workers), **options) as loader:
         Pass.over(loader)
 
 

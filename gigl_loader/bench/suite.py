@@ -37,6 +37,8 @@ class Suite:
     rounds: int = 3
     workers: tuple[int, ...] = (0, 1, 2)
     groups: tuple[str, ...] = GROUPS
+    start_method: str = "spawn"
+    """Of sampling processes."""
 
     def __post_init__(self) -> None:
         unknown = [group for group in self.groups if group not in GROUPS]
@@ -63,7 +65,9 @@ class Suite:
         if "memory" not in self.groups:
             return []
         return [
-            memory_case(self._graph(), self.folder, self.workload, num_workers=count)
+            memory_case(
+                self._graph(), self.folder, self.workload, num_workers=count, start_method=self.start_method
+            )
             for count in self.workers
         ]
 
@@ -83,7 +87,13 @@ class Suite:
             yield self._loader(count)
 
     def _loader(self, num_workers: int) -> tuple[str, Case]:
-        case = loader_case(self._graph(), self.workload, self._seeds(), num_workers=num_workers)
+        case = loader_case(
+            self._graph(),
+            self.workload,
+            self._seeds(),
+            num_workers=num_workers,
+            start_method=self.start_method,
+        )
         return f"loader, {workers_in_words(num_workers)}", case
 
     def _store(self) -> Iterator[tuple[str, Case]]:

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from gigl_loader.cli.errors import importing
+from gigl_loader.cli.options import StartMethod
 
 
 def bench(
@@ -25,6 +26,9 @@ def bench(
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="How often each thing is measured.")] = 3,
     workers: Annotated[str, typer.Option(help="Numbers of workers to measure.")] = "0,1,2",
+    start_method: Annotated[
+        StartMethod, typer.Option(help="Of sampling processes: loading and memory.")
+    ] = StartMethod.spawn,
     measure: Annotated[
         str | None,
         typer.Option(
@@ -54,7 +58,14 @@ def bench(
     if not console.is_terminal:
         console = Console(width=140)  # a file has no width of its own, and 80 would break the tables
     with _folder(data) as folder:
-        suite = Suite(workload=workload, folder=folder, rounds=rounds, workers=worker_counts, groups=groups)
+        suite = Suite(
+            workload=workload,
+            folder=folder,
+            rounds=rounds,
+            workers=worker_counts,
+            groups=groups,
+            start_method=start_method.value,
+        )
         report = Report(suite.run(console))
     report.show(console)
     if json is not None:

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from gigl_loader.cli.errors import importing
+from gigl_loader.cli.options import StartMethod
 
 
 class Task(str, Enum):
@@ -66,6 +67,9 @@ def demo(
         int | None,
         typer.Option(help="Sampling processes; threads of each server. (default: 2; graph-store: 1)"),
     ] = None,
+    start_method: Annotated[
+        StartMethod | None, typer.Option(help="Of sampling processes (colocated). (default: spawn)")
+    ] = None,
     servers: Annotated[
         int | None, typer.Option(min=1, help="Storage servers (graph-store). (default: 2)")
     ] = None,
@@ -103,6 +107,7 @@ def demo(
         task=task.value,
         dataset=dataset,
         num_workers=_num_workers(mode, num_workers),
+        start_method=_start_method(mode, start_method),
         num_servers=_num_servers(mode, servers, transport),
         transport=transport.value,
         seed=seed,
@@ -153,6 +158,12 @@ def _num_workers(mode: Mode, asked: int | None) -> int:
         )
     usual = 1 if mode is Mode.graph_store else 2
     return usual if asked is None else asked
+
+
+def _start_method(mode: Mode, asked: StartMethod | None) -> str:
+    if asked is not None and mode is not Mode.colocated:
+        raise ValueError(f"--start-method needs --mode colocated: --mode {mode.value} starts no process")
+    return (asked or StartMethod.spawn).value
 
 
 def _num_servers(mode: Mode, asked: int | None, transport: Transport) -> int:

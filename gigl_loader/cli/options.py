@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from enum import Enum
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -14,6 +15,14 @@ import typer
 if TYPE_CHECKING:
     from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.store_client import StoreClient
+
+
+class StartMethod(str, Enum):
+    """How sampling processes start."""
+
+    spawn = "spawn"
+    forkserver = "forkserver"
+    fork = "fork"
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

@@ -57,6 +57,8 @@ class Choices:
     dataset: str | None = None
     num_workers: int = 2
     """Sampling processes, of each server threads. 0 samples in the trainer's process."""
+    start_method: str = "spawn"
+    """Of sampling processes."""
     num_servers: int = 0
     """Storage servers that hold the graph. 0: the trainer opens it."""
     transport: Literal["auto", "ring", "network", "flight"] = "auto"

@@ -32,6 +32,7 @@ def _loader_options(choices: Choices, recipe: Recipe, split: str) -> dict[str, A
         "shuffle": split == "train",
         "seed": choices.seed,
         "num_workers": 1 if choices.num_servers else choices.num_workers,
+        "multiprocessing_context": choices.start_method,
         "device": choices.device,
     }
 

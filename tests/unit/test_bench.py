@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -171,6 +173,20 @@ def test_a_quick_run_measures_everything(tmp_path: Path) -> None:
         for name in ("loader, inline", "loader, 1 worker")
     ]
     assert nodes[0] == nodes[1]
+
+
+def test_loaders_that_are_measured_start_as_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = []
+
+    def opened(*_: Any, **options: Any) -> Any:
+        chosen.append(options)
+        return nullcontext([])
+
+    monkeypatch.setattr("gigl_loader.bench.loading.open_loader", opened)
+    suite = Suite(workload=TINY, folder=tmp_path, workers=(2,), groups=("loading",), start_method="fork")
+    with pytest.raises(ZeroDivisionError):  # There are no batches.
+        suite.timed()["loader, 2 workers"]()
+    assert chosen == [{"multiprocessing_context": "fork"}]
 
 
 def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:

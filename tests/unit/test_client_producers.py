@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import queue
+import re
 import threading
 import time
 from functools import partial
@@ -245,6 +247,26 @@ def test_so_many_leaders_create_at_the_same_time() -> None:
     assert run_ranks(6, program) == [None] * 6
     assert len(client.calls) == 6
     assert client.most_at_once <= 2
+
+
+def test_leaders_log_key_ranks_turn_and_seconds_per_server(caplog: pytest.LogCaptureFixture) -> None:
+    clients = [_Client() for _ in range(20)]
+
+    def program(group: RankGroup) -> None:
+        leaders = ProducerCreator(_cluster(*clients))
+        leaders.produce(_request(group, max_producer_inits=2))
+        leaders.produce(_request(group, alone=True))
+
+    with caplog.at_level(logging.INFO, logger="gigl_client.producers"):
+        run_ranks(2, program)
+    servers = r"(server \d+ at host:\d+ in \d+\.\d\d s, ){16}\.\.\. \(20 servers\)"
+    led = r"producer train#1: rank [01] leads 2 ranks, turn 1 at place 1 of 2, after \d\.\d\d s; created on "
+    lines = sorted(record.getMessage() for record in caplog.records)
+    assert len(lines) == 3
+    assert re.fullmatch(led + servers, lines[2])
+    for rank in range(2):
+        alone = rf"producer train#1 of rank {rank}: of this rank alone; created on {servers}"
+        assert re.fullmatch(alone, lines[rank])
 
 
 def test_those_after_them_begin_a_gap_later() -> None:

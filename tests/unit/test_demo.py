@@ -187,6 +187,16 @@ def test_the_demo_learns_and_workers_change_nothing() -> None:
         assert parts == pytest.approx(ours["seconds"])
 
 
+def test_sampling_processes_start_as_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loader(*_: Any, **options: Any) -> None:
+        raise ValueError(f"started by {options['multiprocessing_context']}")
+
+    monkeypatch.setattr("gigl_loader.demo.tasks.DistNeighborLoader", loader)
+    arguments = ["--dataset", "synthetic", "--nodes", "200", "--edges", "500", "--start-method", "forkserver"]
+    result = CliRunner().invoke(build_app(), ["demo", "--json", *arguments])
+    assert result.stderr == "gigl-loader: started by forkserver\n"
+
+
 def test_the_default_demo_passes_95_percent() -> None:
     assert demo("--epochs", "6", "--num-workers", "1", "--device", "cpu")["test_accuracy"] > 0.95
 
@@ -262,6 +272,8 @@ def test_the_graph_stays_in_the_workdir_and_is_not_overwritten(tmp_path: Path) -
         ["--mode", "embedded", "--transport", "network"],
         ["--mode", "graph-store", "--servers", "3"],
         ["--mode", "graph-store", "--num-workers", "0"],
+        ["--mode", "graph-store", "--start-method", "fork"],
+        ["--mode", "embedded", "--start-method", "spawn"],
     ],
 )
 def test_a_bad_argument_is_refused_in_one_line(arguments: list[str]) -> None:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gigl_loader.logs import log_from_environment
+from gigl_loader.logs import RankFilter, log_from_environment
 from gigl_server.logs import LineHandler, quiet_grpc
 from tests.support.clusters import addresses_of, servers_of
 from tests.support.store_graph import write_graph
+from tests.support.thread_ranks import run_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,6 +82,17 @@ def test_without_the_variable_nothing_changes(loggers: list[logging.Logger]) -> 
     log_from_environment({})
     log_from_environment({"GIGL_LOG": ""})
     assert [logger.level for logger in loggers] == [logging.NOTSET] * 2
+
+
+def test_lines_carry_the_rank() -> None:
+    def line(environment: dict[str, str]) -> str:
+        record = logging.makeLogRecord({"msg": "up"})
+        assert RankFilter(environment).filter(record)
+        return logging.Formatter("%(rank)s%(message)s").format(record)
+
+    assert line({}) == "up"
+    assert line({"RANK": "5"}) == "rank 5 up"  # Of torchrun, before the process group and in its workers.
+    assert run_ranks(2, lambda group: line({"RANK": "5"})) == ["rank 0 up", "rank 1 up"]
 
 
 def test_another_level_is_refused() -> None:
