@@ -17,7 +17,7 @@ from gigl_loader.sampling.khop import KHop
 from gigl_loader.sampling.negatives import Negatives
 from gigl_loader.sampling.plan import BatchPlan, ColumnPlan
 from gigl_loader.sampling.plans.ablp import ABLPPlan
-from gigl_loader.sampling.plans.custom import CustomPlan
+from gigl_loader.sampling.plans.custom import CustomPlan, UserCode
 from gigl_loader.sampling.plans.link import LinkPlan
 from gigl_loader.sampling.plans.neighbor import NeighborPlan
 from gigl_loader.sampling.plans.ppr import PPRPlan
@@ -132,6 +132,6 @@ BOMBS: Mapping[str, Bomb] = {
         ),
         seeds=5000,
     ),
-    "custom": Bomb(CustomPlan(seed_type=_NODE, sampler=ENDLESS), seeds=5000),
+    "custom": Bomb(CustomPlan(seed_type=_NODE, code=UserCode(ENDLESS)), seeds=5000),
 }
 """By kind of plan."""

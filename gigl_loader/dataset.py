@@ -364,12 +364,13 @@ class DistDataset(GraphQueries):
         from gigl_loader.workers.source import WorkerSource
 
         if self._membership is None:
-            return WorkerSource(self._graph, request.plan, request.schedule, options)
+            return WorkerSource(self._graph, request.plan, request.schedule, options, shared=request.shared)
         return WorkerSource(
             self._graph,
             request.plan,
             request.schedule,
             options,
+            shared=request.shared,
             sampler=_PEERS_SAMPLERS,
             timeout_s=_SHARE_OF_PEERS * request.timeout_s,
         )
@@ -377,14 +378,14 @@ class DistDataset(GraphQueries):
     def _inline_source(self, request: SourceRequest) -> InlineSource:
         channel_bytes = request.workers.channel_bytes
         if self._membership is None:
-            sampler = request.plan.open(self._graph)
+            sampler = request.plan.open(self._graph, shared=request.shared)
             check = self._graph.verifier.check
             return InlineSource(sampler, request.schedule, channel_bytes=channel_bytes, check=check)
         timeout_s = _SHARE_OF_PEERS * request.timeout_s
         store = self._membership.peers.open_store(self._graph, timeout_s=timeout_s)
         self._stores.add(store)
         return InlineSource(
-            request.plan.open(self._graph, store),
+            request.plan.open(self._graph, store, shared=request.shared),
             request.schedule,
             channel_bytes=channel_bytes,
             store=store,

@@ -129,9 +129,8 @@ class WorkerOptions:
         if self.max_worker_restarts < 0:
             raise ValueError(f"max_worker_restarts must not be negative, got {self.max_worker_restarts}")
         if self.start_method not in START_METHODS:
-            raise ValueError(
-                f"multiprocessing_context is one of {', '.join(START_METHODS)}, got {self.start_method!r}"
-            )
+            known = ", ".join(START_METHODS)
+            raise ValueError(f"multiprocessing_context must be one of {known}, got {self.start_method!r}")
 
 
 _MAX_PREFETCHED = 64

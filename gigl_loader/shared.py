@@ -121,6 +121,13 @@ class SharedTensors(Mapping[str, "Tensor"]):
         return f"SharedTensors({tensors})"
 
 
+def check_shared(name: str, value: Any) -> SharedTensors | None:
+    """Return ``value``, if it is shared tensors or ``None``. ``TypeError`` begins with ``name``."""
+    if value is not None and not isinstance(value, SharedTensors):
+        raise TypeError(f"{name} must be SharedTensors.create({{...}}), got a {type(value).__name__}")
+    return value
+
+
 class _Lock:
     """Excludes the threads of a process by an ``RLock``, and processes by a lock of the kernel on a file.
 

@@ -407,6 +407,11 @@ class RemoteDistDataset(GraphQueries):
                 f"prefetch_size={prefetch} with num_workers=0, which asks for a batch when it is needed: "
                 "leave one of them out"
             )
+        if request.shared is not None:
+            raise ValueError(
+                "shared_tensors lie in the trainer's memory, which storage servers do not share: leave them "
+                "out, or sample beside the trainer"
+            )
         if request.num_workers > _MAX_SHARES:
             raise ValueError(
                 f"num_workers={request.num_workers}: a loader's share of a server's threads is at most "

@@ -187,7 +187,7 @@ class GltDataset(DistDataset):
                 check_rule(hops.rule(self.schema, edge_type, 0))
         store = PartitionedStore(self.schema, local=self._glt, remote={})
         return InlineSource(
-            request.plan.open(self._graph, store),
+            request.plan.open(self._graph, store, shared=request.shared),
             request.schedule,
             channel_bytes=request.workers.channel_bytes,
             check=self._graph.verifier.check,

@@ -188,5 +188,5 @@ def open_samplers(config: WorkerConfig) -> Sequence[BatchSampler]:
     peers = Peers.from_json(config.reference[PEERS])
     store = peers.open_store(graph, timeout_s=config.timeout_s, concurrency=config.concurrency)
     costs = CostCounter(store.wire)
-    plan = read_plan(config.plan, graph.schema)
-    return [plan.open(graph, store, costs=costs) for _ in range(config.concurrency)]
+    plan, shared = read_plan(config.plan, graph.schema), config.take_shared()
+    return [plan.open(graph, store, costs=costs, shared=shared) for _ in range(config.concurrency)]

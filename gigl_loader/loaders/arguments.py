@@ -20,7 +20,6 @@ from gigl_loader.graph.column_names import check_column_names
 from gigl_loader.graph.schema import EdgeType, NodeType
 from gigl_loader.loaders.dequantize import value_dtype
 from gigl_loader.options import (
-    START_METHODS,
     StoreOptions,
     WorkerOptions,
     by_edge_type,
@@ -28,6 +27,7 @@ from gigl_loader.options import (
     whole_number,
 )
 from gigl_loader.sampling.plan import ColumnPlan
+from gigl_loader.shared import SharedTensors, check_shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from torch_geometric.sampler import NumNeighbors
 
     from gigl_loader.graph.schema import GraphSchema
-    from gigl_loader.shared import SharedTensors
 
 NodeColumns: TypeAlias = "Sequence[str] | Mapping[NodeType, Sequence[str]] | None"
 EdgeColumns: TypeAlias = "Sequence[str] | Mapping[EdgeType, Sequence[str]] | None"
@@ -142,6 +141,8 @@ class LoaderOptions(TypedDict, total=False):
     """Draw the seeds of each batch with replacement, in proportion to weights that may change while batches
     are made: shared tensors, one of which is named ``weight``, one float32 or float64 for each entry of the
     input. A plain tensor is copied and never changes. Not together with ``shuffle``."""
+    shared_tensors: SharedTensors | None
+    """Tensors that a sampler of your own sees as ``graph.shared`` and may write to. Not in a graph store."""
     node_columns: NodeColumns
     """Columns that batches carry: names, for every type that has them, or lists of names by type, where types
     that are left out keep all. ``[]`` for none. By default, all. Other columns are neither read nor sent."""
@@ -192,6 +193,7 @@ DEFAULTS: LoaderOptions = {
     "worker_key": None,
     "max_concurrent_producer_inits": None,
     "seed_weights": None,
+    "shared_tensors": None,
     "node_columns": None,
     "edge_columns": None,
     "sharding": None,
@@ -335,6 +337,7 @@ class CheckedOptions:
     pin_memory_device: Any
     non_blocking_transfers: bool
     dequantize_to: torch.dtype
+    shared: SharedTensors | None
     start_gap_s: float | None
     transform: Callable[[Any], Any] | None
 
@@ -373,6 +376,7 @@ class CheckedOptions:
             pin_memory_device=given["pin_memory_device"],
             non_blocking_transfers=flag("non_blocking_transfers", given["non_blocking_transfers"]),
             dequantize_to=value_dtype(given["dequantize_to"]),
+            shared=check_shared("shared_tensors", given["shared_tensors"]),
             transform=transform,
             seed=run_seed(given["seed"]),
         )
@@ -439,19 +443,18 @@ def seconds(name: str, value: Any, *, above_zero: bool = False) -> float:
 
 
 def run_seed(value: Any) -> int | None:
-    if value is None:
-        return None
-    seed = whole_number("seed", value, minimum=0)
-    if seed >= 2**64:
-        raise ValueError(f"seed must be below 2**64, got {seed}")
-    return seed
+    return None if value is None else _whole_below("seed", value, bits=64)
 
 
 def whole_epoch(value: Any) -> int:
-    epoch = whole_number("epoch", value, minimum=0)
-    if epoch >= 2**63:
-        raise ValueError(f"epoch must be below 2**63, got {epoch}")
-    return epoch
+    return _whole_below("epoch", value, bits=63)
+
+
+def _whole_below(name: str, value: Any, *, bits: int) -> int:
+    number = whole_number(name, value, minimum=0)
+    if number >= 2**bits:
+        raise ValueError(f"{name} must be below 2**{bits}, got {number}")
+    return number
 
 
 def sharding(value: Any, *, many_ranks: bool) -> str:
@@ -463,15 +466,13 @@ def sharding(value: Any, *, many_ranks: bool) -> str:
     return str(value)
 
 
-def start_method(value: Any, *, num_workers: int) -> str:
-    if value not in START_METHODS:
-        raise ValueError(f"multiprocessing_context must be one of {', '.join(START_METHODS)}, got {value!r}")
+def start_method(value: Any, *, num_workers: int) -> Any:
     if value == "fork" and num_workers and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise ValueError(
             "multiprocessing_context='fork' after CUDA was initialised would break CUDA in this process; "
             "use 'spawn', or build the loader before the first use of CUDA"
         )
-    return str(value)
+    return value
 
 
 def full_signature(cls: type) -> inspect.Signature:

@@ -428,6 +428,7 @@ class BaseDistLoader(FixedArguments):
             group=self._placement.group,
             alone=self._placement.agreement is None,
             start_gap_s=self._options.start_gap_s,
+            shared=self._options.shared,
         )
 
     def _begin(self, place: Place) -> Progress:

@@ -13,6 +13,7 @@ import torch
 
 from gigl_loader.arrays import Int64Array
 from gigl_loader.options import is_edge_type, known_edge_type
+from gigl_loader.sampling.plans.link import GIVEN
 from gigl_loader.sampling.request import SEED, TIME
 from gigl_loader.sampling.schedule import WEIGHT, SeedDraw
 from gigl_loader.shared import SharedTensors
@@ -267,6 +268,10 @@ class SeedLinks:
     """Of the trees around the links, where they are drawn in time."""
     split: str | None = None
     """Name of the split that they are, in messages."""
+    negatives: Int64Array | None = None
+    """Positions of the destinations of negatives, int64 [M, K], -1 for none, where they are given."""
+    negative_ids: Int64Array | None = None
+    """The same as node ids, where they are known."""
 
     @property
     def kind(self) -> EdgeType:
@@ -280,7 +285,8 @@ class SeedLinks:
     def columns(self) -> dict[str, Array]:
         """The columns of a request, [M] each."""
         times = {} if self.times is None else {TIME: self.times}
-        return {"src": self.src, "dst": self.dst, **times}
+        negatives = {} if self.negatives is None else {GIVEN: self.negatives}
+        return {"src": self.src, "dst": self.dst, **times, **negatives}
 
     def described(self, directory: NodeDirectory) -> dict[str, Any]:
         """Return size and digest of the input as plain values."""
@@ -292,13 +298,14 @@ class SeedLinks:
                 directory.node_ids(self.edge_type[2], self.dst),
             )
         )
-        return {"number of links": len(src), "digest of links": _digest(src, dst, self.times)}
+        digest = _digest(src, dst, self.times, self.negative_ids)
+        return {"number of links": len(src), "digest of links": digest}
 
     def with_times(self, times: Int64Array) -> SeedLinks:
         return replace(self, times=times)
 
     def without_ids(self) -> SeedLinks:
-        return replace(self, ids=None)
+        return replace(self, ids=None, negative_ids=None)
 
 
 def read_seed_links(directory: LinkDirectory, edge_label_index: Any) -> SeedLinks:

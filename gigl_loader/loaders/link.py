@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -22,7 +22,8 @@ from gigl_loader.options import by_edge_type, known_edge_type
 from gigl_loader.sampling.khop import KHop
 from gigl_loader.sampling.negatives import MAX_AMOUNT, Negatives, NodeWeights
 from gigl_loader.sampling.plan import BatchPlan, SamplerOptions
-from gigl_loader.sampling.plans.link import NOT_STRICT, TOO_LATE, LinkPlan
+from gigl_loader.sampling.plans.custom import CustomSamplerOptions, UserCode
+from gigl_loader.sampling.plans.link import GIVEN, NOT_STRICT, TOO_LATE, LinkPlan
 from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions
 from gigl_loader.sampling.request import SEED_TIME
 
@@ -46,13 +47,16 @@ class LinkLabels:
     """[M]."""
 
     @classmethod
-    def read(cls, label: Any, time: Any, *, num_links: int, negatives: Negatives | None) -> LinkLabels:
-        """Check a user's labels and times. ``TypeError`` and ``ValueError`` name the rule that is broken."""
-        if label is not None and negatives is not None and negatives.mode == "triplet":
+    def read(cls, label: Any, time: Any, *, num_links: int, mode: str | None) -> LinkLabels:
+        """Check a user's labels and times. ``TypeError`` and ``ValueError`` name the rule that is broken.
+
+        ``mode``: that of the negatives.
+        """
+        if label is not None and mode == "triplet":
             raise ValueError("edge_label has no meaning with triplets: links and negatives are told apart")
         labels = _tensor("edge_label", label, num_links)
         times = _tensor("edge_label_time", time, num_links)
-        if labels is not None and negatives is not None and not _is_counted(labels):
+        if labels is not None and mode is not None and not _is_counted(labels):
             raise TypeError(f"edge_label with negatives must be integers or floats, got {labels.dtype}")
         return cls(labels, times)
 
@@ -89,7 +93,7 @@ class LinkLabels:
             positive = torch.ones(count, device=device) if label is None else label + 1
             negative = positive.new_zeros((plan.negatives.count(count), *positive.shape[1:]))
             attributes["edge_label"] = torch.cat([positive, negative])
-        elif plan.negatives is None:
+        elif plan.mode is None:
             attributes["edge_label_index"] = torch.stack([indices["src"], indices["dst"]])
             if label is not None:
                 attributes["edge_label"] = label
@@ -101,7 +105,7 @@ class LinkLabels:
         return attributes
 
     def _with_negatives(self, times: Tensor, plan: LinkPlan) -> Tensor:
-        if plan.negatives is None or plan.negatives.mode == "triplet":
+        if plan.negatives is None or plan.mode == "triplet":
             return times
         owners = torch.arange(plan.negatives.count(len(times)), device=times.device) % len(times)
         return torch.cat([times, times[owners]])
@@ -109,11 +113,11 @@ class LinkLabels:
 
 def _triplet(indices: dict[str, Tensor], plan: LinkPlan) -> dict[str, Tensor]:
     """Return the attributes of triplets. Negative ``a * M + i`` belongs to link i."""
-    if plan.negatives is None or plan.negatives.mode == "binary":
+    if plan.mode != "triplet":
         return {}
-    negatives = indices["neg_dst"]
-    if plan.negatives.amount > 1:
-        negatives = negatives.view(int(plan.negatives.amount), -1).t().contiguous()
+    negatives, count = indices["neg_dst"], len(indices["src"])
+    if plan.negatives is None or plan.negatives.amount > 1:
+        negatives = negatives.view(len(negatives) // count, count).t().contiguous()
     return {"src_index": indices["src"], "dst_pos_index": indices["dst"], "dst_neg_index": negatives}
 
 
@@ -166,6 +170,16 @@ class NegativeSampling:
 _FIELDS = tuple(each.name for each in fields(NegativeSampling))
 
 
+def user_code(value: Any) -> UserCode | None:
+    """Return the class or function that finds negatives, where ``neg_sampling`` is one.
+
+    ``ValueError`` for one that no process can import by its name.
+    """
+    if isinstance(value, CustomSamplerOptions):
+        return value.code
+    return UserCode.named(value) if callable(value) and hasattr(value, "__qualname__") else None
+
+
 def read_negatives(value: Any, schema: GraphSchema, edge_type: EdgeType) -> Negatives | None:
     """Return what ``neg_sampling`` stands for. ``TypeError`` and ``ValueError`` name the rule it breaks."""
     if value is None:
@@ -181,6 +195,31 @@ def read_negatives(value: Any, schema: GraphSchema, edge_type: EdgeType) -> Nega
     )
 
 
+def with_negatives(
+    links: SeedLinks, directory: LinkDirectory, given: Any, *, width: int | None = None
+) -> SeedLinks:
+    """Return links with node ids of their negatives' destinations, integers [M, K], -1 for none.
+
+    ``width``: K, where it is fixed. ``TypeError`` and ``ValueError`` name the rule that is broken.
+    """
+    ids = np.asarray(given.detach().cpu() if isinstance(given, torch.Tensor) else given)
+    if ids.dtype.kind not in "iu":
+        raise TypeError(f"given negatives must be integer node ids, got {ids.dtype}")
+    count = len(links.src)
+    if ids.ndim != 2 or len(ids) != count or not ids.shape[1] or width not in (None, ids.shape[1]):
+        raise ValueError(
+            f"given negatives must be [{count}, {width or 'K'}], a row for each link, got {list(ids.shape)}"
+        )
+    ids = np.ascontiguousarray(ids, np.int64)
+    positions, there = np.full_like(ids, -1), ids != -1
+    if there.any():
+        try:
+            positions[there] = directory.positions(links.edge_type[2], ids[there])
+        except ValueError as error:
+            raise ValueError(f"given negatives: {error}") from None
+    return replace(links, negatives=positions, negative_ids=ids)
+
+
 def _given(value: Any) -> NegativeSampling:
     if isinstance(value, NegativeSampling):
         return value
@@ -194,8 +233,8 @@ def _given(value: Any) -> NegativeSampling:
     mode = getattr(value, "mode", None)
     if mode is None or not hasattr(value, "amount"):
         raise TypeError(
-            "neg_sampling must be None, 'binary', 'triplet', a NegativeSampling (of gigl_loader or PyG) or a "
-            f"dict of its fields, got {value!r}"
+            "neg_sampling must be None, 'binary', 'triplet', a NegativeSampling (of gigl_loader or PyG), a "
+            f"dict of its fields, node ids [M, K] or CustomSamplerOptions(...), got {value!r:.200}"
         )
     return NegativeSampling(
         getattr(mode, "value", mode),
@@ -233,7 +272,8 @@ class DistLinkNeighborLoader(BaseDistLoader):
       were given, ``edge_label`` [M];
     - binary: ``edge_label_index`` [2, M + J], the links first, then the J negatives, and ``edge_label``
       [M + J]: 1 for links (or the labels that were given, plus 1), 0 for negatives;
-    - triplet: ``src_index`` [M], ``dst_pos_index`` [M] and ``dst_neg_index`` ([M], or [M, amount]);
+    - triplet: ``src_index`` [M], ``dst_pos_index`` [M] and ``dst_neg_index`` ([M], or [M, amount]; of given
+      and custom negatives [M, K], with -1 for none);
     - ``input_id`` [M]: place of each link in the input; ``edge_label_time`` where times were given.
 
     In a heterogeneous batch, ``edge_label_index``, ``edge_label``, ``edge_label_time`` and ``input_id`` are
@@ -249,7 +289,13 @@ class DistLinkNeighborLoader(BaseDistLoader):
         *,
         edge_label: torch.Tensor | None = None,
         edge_label_time: torch.Tensor | None = None,
-        neg_sampling: NegativeSampling | Mapping[str, Any] | str | None = None,
+        neg_sampling: NegativeSampling
+        | Mapping[str, Any]
+        | str
+        | torch.Tensor
+        | CustomSamplerOptions
+        | Callable[..., Any]
+        | None = None,
         exclude_targets: bool = False,
         reverse_edge_types: Mapping[EdgeType, EdgeType] | None = None,
         replace: bool = False,
@@ -278,7 +324,10 @@ class DistLinkNeighborLoader(BaseDistLoader):
             A time for each link, [M]. Negatives have the time of their link. Without ``time_attr``, times are
             handed on alone.
         ``neg_sampling``
-            ``"binary"``, ``"triplet"``, or a :class:`NegativeSampling` (PyG's, too, or a dict of fields).
+            ``"binary"``, ``"triplet"``, or a :class:`NegativeSampling` (PyG's, too, or a dict of fields);
+            node ids, integers [M, K], the destinations of the negatives of each link, -1 for none; or a class
+            or function of the user that finds them, ``CustomSamplerOptions("package.module:name", ...)`` or
+            itself. The last two give triplets.
         ``exclude_targets``
             Remove from each batch the sampled edges that are one of its links, so that a model does not see
             what it is to predict; parallel edges too. Other edges are drawn as without it.
@@ -322,10 +371,15 @@ class DistLinkNeighborLoader(BaseDistLoader):
 
     def read_input(self) -> SeedLinks:
         """Return the links of an epoch. Called once, first."""
-        links = self._links_of(self._edge_label_index)
-        self._negatives = read_negatives(self._neg_sampling, self.dataset.schema, links.edge_type)
+        links, given = self._links_of(self._edge_label_index), self._neg_sampling
+        self._negatives, self._custom = None, user_code(given)
+        if isinstance(given, (torch.Tensor, np.ndarray)):
+            links = with_negatives(links, cast("LinkDirectory", self.dataset), given)
+        elif self._custom is None:
+            self._negatives = read_negatives(given, self.dataset.schema, links.edge_type)
+        mode = None if given is None else "triplet" if self._negatives is None else self._negatives.mode
         self._labels = LinkLabels.read(
-            self._edge_label, self._edge_label_time, num_links=len(links.src), negatives=self._negatives
+            self._edge_label, self._edge_label_time, num_links=len(links.src), mode=mode
         )
         if self._sampling.time_attr is None:
             return links
@@ -342,6 +396,8 @@ class DistLinkNeighborLoader(BaseDistLoader):
             edge_type=seed_type,
             hops=KHop.of(schema, self._sampling),
             negatives=self._negatives,
+            given=0 if GIVEN not in self._seeds.columns else self._seeds.columns[GIVEN].shape[1],
+            custom=self._custom,
             excluded=excluded,
             excluded_reverse=excluded_reverse,
         )
@@ -355,16 +411,19 @@ class DistLinkNeighborLoader(BaseDistLoader):
             self._counted[name] += count
         return self._labels.attach(self._collator(tensors), tensors, plan)
 
-    def sample(self, nodes: Any, *, epoch: int | None = None, time: Any = None) -> Any:
+    def sample(self, nodes: Any, *, epoch: int | None = None, time: Any = None, negatives: Any = None) -> Any:
         """Return the batch of links by themselves: see :meth:`BaseDistLoader.sample`.
 
-        The labels and times that the loader was given belong to other links: such a batch has none of them.
+        The labels, times and negatives that the loader was given belong to other links: such a batch has none
+        of them. ``negatives`` are those of these links, as for ``neg_sampling``, [M, K] with K as it was.
         """
-        of_input, self._labels = self._labels, LinkLabels()
+        if negatives is not None and not cast("LinkPlan", self.plan.sampler).given:
+            raise ValueError("negatives have no meaning here: the loader was given none with its links")
+        of_input, self._labels, self._own_negatives = self._labels, LinkLabels(), negatives
         try:
             return super().sample(nodes, epoch=epoch, time=time)
         finally:
-            self._labels = of_input
+            self._labels, self._own_negatives = of_input, None
 
     def stats(self) -> dict[str, Any]:
         """Return the counters of every loader, and counters of negatives in the batches made so far.
@@ -378,7 +437,14 @@ class DistLinkNeighborLoader(BaseDistLoader):
         return read_seed_links(cast("LinkDirectory", self.dataset), value)
 
     def _input_of(self, value: Any) -> SeedLinks:
-        return self._links_of((self._seeds.kind, value))
+        links = self._links_of((self._seeds.kind, value))
+        width = cast("LinkPlan", self.plan.sampler).given
+        if not width:
+            return links
+        given = self._own_negatives
+        if given is None:
+            given = np.full((len(links.src), width), -1)
+        return with_negatives(links, cast("LinkDirectory", self.dataset), given, width=width)
 
     def _excluded(self, edge_type: EdgeType) -> tuple[tuple[EdgeType, ...], tuple[EdgeType, ...]]:
         """Return the edge types that are removed: the type of the links, and its reverse."""

@@ -1,4 +1,7 @@
-"""Custom sampler: runs a user's class over the verbs of a ``NeighborStore``, and writes what it returns."""
+"""Custom sampler: runs a user's class or function over the verbs of a ``NeighborStore``.
+
+It returns the subgraph of a batch of nodes, or the negatives of a batch of links.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from gigl_loader.sampling.seeds import NodeSeeder
 from gigl_loader.sampling.store import NO_BOUND, SLOT_BITS, DrawRule, NeighborRequest, Neighbors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     import numpy.typing as npt
 
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from gigl_loader.options import EdgeType, NodeType
     from gigl_loader.sampling.plan import SamplerContext
     from gigl_loader.sampling.request import BatchRequest
+    from gigl_loader.shared import SharedTensors
 
 _MAX_PURPOSE = 1 << 32
 
@@ -48,6 +52,16 @@ class SeedBatch:
         out = np.empty(count)
         native.uniforms(native.batch_key(self.key, purpose, np.empty(0, np.int64)), out)
         return out
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LinkBatch(SeedBatch):
+    """The links of one batch, and the key of its draws. Its ``seeds`` are the sources of the links."""
+
+    destinations: Int64Array
+    """Positions [B] of the destination type."""
+    times: Int64Array | None = None
+    """Of the links [B], where the loader samples in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -78,14 +92,17 @@ class Subgraph:
 class UserSampler(Protocol):
     """A user's class. It is made once per worker and called for one batch at a time.
 
-    ``sample`` is a pure function of the graph and the batch: no state, and no random numbers but
-    :meth:`SeedBatch.uniform`. Otherwise resume and recovery give other batches.
+    ``sample`` is a pure function of the graph and the batch: no state but ``graph.shared``, and no random
+    numbers but :meth:`SeedBatch.uniform`. Otherwise resume and recovery give other batches.
     """
 
     def __init__(self, graph: SamplingGraph, **arguments: Any) -> None: ...
 
-    def sample(self, batch: SeedBatch) -> Subgraph:
-        """Return the subgraph of a batch."""
+    def sample(self, batch: Any) -> Any:
+        """Return the :class:`Subgraph` of a :class:`SeedBatch`.
+
+        Of a :class:`LinkBatch`: the positions of its negatives' destinations, int64 [B, K], -1 for none.
+        """
 
 
 class SamplingGraph:
@@ -95,7 +112,9 @@ class SamplingGraph:
     or in the order in which they were found, never by position.
     """
 
-    def __init__(self, graph: Graph, store: PartitionedStore) -> None:
+    def __init__(self, graph: Graph, store: PartitionedStore, shared: SharedTensors | None = None) -> None:
+        self.shared = shared
+        """``shared_tensors`` of the loader: ``shared.array(name)`` in NumPy, under ``shared.lock()``."""
         self._graph = graph
         self._store = store
         self.max_edges = NO_BOUND
@@ -110,6 +129,10 @@ class SamplingGraph:
         """Return the node ids at positions [N]."""
         ids = self._graph.node_ids(node_type)
         return positions if ids is None else ids[positions]
+
+    def positions(self, node_type: NodeType, node_ids: Int64Array) -> Int64Array:
+        """Return the positions of node ids [N]. ``ValueError`` has the first ten unknown ids."""
+        return self._graph.positions(node_type, np.ascontiguousarray(node_ids, np.int64))
 
     def neighbors(
         self,
@@ -179,17 +202,20 @@ class CustomSampler:
     """Samples one batch after the other with a user's class. Not thread-safe."""
 
     def __init__(
-        self, context: SamplerContext, seed_type: NodeType, make: Any, arguments: Mapping[str, Any]
+        self,
+        context: SamplerContext,
+        seed_type: NodeType,
+        open_user: Callable[[SamplingGraph], Callable[[SeedBatch], Any]],
     ) -> None:
-        """``make`` is the user's class. Without a store in the context, all partitions are read here."""
+        """``open_user`` returns the user's function. Without a store, all partitions are read here."""
         self.bounds = context.bounds or BatchBounds.of_machine()
         store = context.store or PartitionedStore.whole(context.graph)
         self._writer = FrameWriter(context, store)
         self.costs = self._writer.costs
         self._seeder = NodeSeeder(context, seed_type)
         self._seed_type = self._writer.node_types.index(seed_type)
-        self._graph = SamplingGraph(context.graph, store)
-        self._user: UserSampler = make(self._graph, **arguments)
+        self._graph = SamplingGraph(context.graph, store, context.shared)
+        self._sample = open_user(self._graph)
 
     @property
     def scratch_bytes(self) -> int:
@@ -206,7 +232,7 @@ class CustomSampler:
         with self.costs.sampling():
             seeds = self._seeder.seeds(request, self.bounds)
             try:
-                subgraph = self._user.sample(SeedBatch(positions, seeds.key))
+                subgraph = self._sample(SeedBatch(positions, seeds.key))
             except native.BatchTooLarge:
                 raise self.bounds.too_many_edges(len(request)) from None
             drawn = DrawnSubgraph(self._writer, subgraph, self._seed_type, positions)
@@ -215,6 +241,39 @@ class CustomSampler:
             sampled = self._writer.sampled(drawn, request, seeds)
         self.bounds.check_frame(sampled.layout.nbytes, len(request))
         return sampled
+
+
+class CustomNegatives:
+    """Destinations of negatives that a user's class or function finds. Not thread-safe."""
+
+    def __init__(
+        self,
+        context: SamplerContext,
+        destination: NodeType,
+        open_user: Callable[[SamplingGraph], Callable[[LinkBatch], Any]],
+    ) -> None:
+        """As those of :class:`CustomSampler`. ``destination`` is the node type of the negatives."""
+        store = context.store or PartitionedStore.whole(context.graph)
+        self._graph = SamplingGraph(context.graph, store, context.shared)
+        self._sample = open_user(self._graph)
+        self._count = context.graph.schema.nodes[destination].count
+
+    def find(self, batch: LinkBatch, bounds: BatchBounds) -> Int64Array:
+        """Return positions, int64 [B, K], -1 for none. ``SamplingError`` names a rule that they break."""
+        self._graph.max_edges = bounds.edges
+        count = len(batch.seeds)
+        try:
+            found = np.asarray(self._sample(batch))
+        except native.BatchTooLarge:
+            raise bounds.too_many_edges(count) from None
+        if found.dtype.kind not in "iu" or found.ndim != 2 or len(found) != count:
+            raise SamplingError(
+                f"custom negatives of {count} links are int64 [{count}, K], got {found.dtype} "
+                f"{list(found.shape)}"
+            )
+        if found.size and not (found.min() >= -1 and found.max() < self._count):
+            raise SamplingError(f"custom negatives lie outside of {self._count} nodes: they are positions")
+        return np.ascontiguousarray(found, np.int64)
 
 
 class DrawnSubgraph:

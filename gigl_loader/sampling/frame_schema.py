@@ -56,6 +56,8 @@ class FrameArray:
     """Number of values, where it is fixed."""
     per_entry: float | None = None
     """Values for each entry of the input, rounded up in all. ``None``: read from the frame."""
+    in_rows: bool = False
+    """Each entry has equally many values."""
 
     def length(self, num_entries: int) -> int | None:
         """Return the number of values for ``num_entries``; ``None`` where only the frame has it."""
@@ -334,6 +336,8 @@ def _computed_length(layout: Layout, array: FrameArray, num_entries: int) -> int
         raise FormatError(
             f"frame: {array.name!r} has {length} values for {num_entries} entries, not {expected}"
         )
+    if array.in_rows and length % max(num_entries, 1):
+        raise FormatError(f"frame: {array.name!r} has {length} values, no rows of {num_entries} entries")
     return length
 
 

@@ -152,7 +152,7 @@ class DrawnNegatives(NamedTuple):
     not_strict: int
     """Number of strict negatives that are edges nevertheless."""
     too_late: int
-    """How many have an end that is later than their link, as no node is early enough."""
+    """How many have an end that is later than their link."""
 
 
 class NegativeDrawer:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.request import InputColumn
     from gigl_loader.sampling.source import PlanSampler
+    from gigl_loader.shared import SharedTensors
 
 MAX_HOPS = 254  # The address of a draw has 8 bits for it, and two values that are no hop.
 MAX_FANOUT = 2**31 - 1
@@ -61,9 +62,9 @@ class PlanFields:
             raise ValueError(f"the plan lacks {name}: are the versions equal?")
         return value
 
-    def whole(self, name: str) -> int:
+    def whole(self, name: str, default: Any = _REQUIRED) -> int:
         """Return a whole number."""
-        return _whole(self.take(name), name)
+        return _whole(self.take(name, default), name)
 
     def flag(self, name: str, default: Any = _REQUIRED) -> bool:
         """Return true or false."""
@@ -302,10 +303,17 @@ class BatchPlan:
         costs: CostCounter | None = None,
         bounds: BatchBounds | None = None,
         deferred: bool = False,
+        shared: SharedTensors | None = None,
     ) -> PlanSampler:
         """Return a sampler for this plan: see ``SamplerContext``."""
         context = SamplerContext(
-            graph=graph, plan=self, store=store, costs=costs, bounds=bounds, deferred=deferred
+            graph=graph,
+            plan=self,
+            store=store,
+            costs=costs,
+            bounds=bounds,
+            deferred=deferred,
+            shared=shared,
         )
         return self.sampler.open(context)
 
@@ -337,6 +345,8 @@ class SamplerContext:
     """Bounds of a batch. By default, what fits the machine."""
     deferred: bool = False
     """Frames have the places of features instead of the features."""
+    shared: SharedTensors | None = None
+    """Those of the loader, for code of the user."""
 
     @property
     def frame(self) -> FrameSchema:

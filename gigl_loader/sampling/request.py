@@ -37,6 +37,10 @@ class InputColumn:
     """A safetensors dtype name."""
     node_type: NodeType | None = None
     """The values are positions of nodes of this type: int64, and checked to lie in range."""
+    width: int = 1
+    """Values of each entry. With several, the column is a matrix [B, width]."""
+    optional: bool = False
+    """-1 stands for no node."""
 
     @property
     def numpy_dtype(self) -> np.dtype[np.generic]:
@@ -52,7 +56,7 @@ class BatchRequest:
     index: Int64Array
     """Place of each entry in the user's input [B]."""
     inputs: Mapping[str, Array]
-    """By name, the columns that the plan lists, [B] each. Nodes are positions, and may repeat."""
+    """By name, the columns that the plan lists, [B] or [B, width]. Nodes are positions, and may repeat."""
 
     def __len__(self) -> int:
         """Number of entries."""
@@ -94,13 +98,13 @@ class BatchRequest:
         arrays: dict[str, Array] = {}
         begin = 0
         for column in columns:
-            dtype = column.numpy_dtype
-            array = np.frombuffer(inputs, dtype, count, offset=begin)
-            arrays[column.name] = array if array.flags.aligned else array.copy()
-            begin += count * dtype.itemsize
+            array = np.frombuffer(inputs, column.numpy_dtype, count * column.width, offset=begin)
+            begin += array.nbytes
+            array = array if array.flags.aligned else array.copy()
+            arrays[column.name] = array if column.width == 1 else array.reshape(count, column.width)
         return cls(epoch, batch, np.frombuffer(index, "<i8"), arrays)
 
 
 def entry_bytes(columns: Sequence[InputColumn]) -> int:
-    """Return the bytes of one entry in a request: its index and its value in each column."""
-    return INDEX_BYTES + sum(column.numpy_dtype.itemsize for column in columns)
+    """Return the bytes of one entry in a request: its index and its values in each column."""
+    return INDEX_BYTES + sum(column.numpy_dtype.itemsize * column.width for column in columns)

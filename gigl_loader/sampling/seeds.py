@@ -85,7 +85,8 @@ class BatchSeeds:
     arrays: Mapping[str, Array]
     """Arrays of the frame, by name."""
     indices: Mapping[str, slice | Array] = field(default_factory=dict)
-    """Arrays of the frame that are local indices of seeds: by name, which of all seeds, group after group."""
+    """Arrays of the frame that are local indices of seeds: by name, which of all seeds, group after group.
+    -1 stands for no seed, and stays -1."""
     excluded: Sequence[Exclusion] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
     """Numbers for the metadata of the frame, by name."""
@@ -94,7 +95,8 @@ class BatchSeeds:
 
     def frame_arrays(self, locals_: Int64Array) -> dict[str, Array]:
         """Return all arrays of the frame. ``locals_``: local index of each seed, int64 [S]."""
-        return {**self.arrays, **{name: locals_[which] for name, which in self.indices.items()}}
+        with_none = np.append(locals_, locals_.dtype.type(-1))  # -1 finds the last entry.
+        return {**self.arrays, **{name: with_none[which] for name, which in self.indices.items()}}
 
 
 class Seeder(Protocol):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.plan import BatchPlan
     from gigl_loader.sampling.request import BatchRequest
     from gigl_loader.sampling.schedule import Schedule
+    from gigl_loader.shared import SharedTensors
     from gigl_loader.tensors import Layout
     from gigl_loader.topology import Topology
 
@@ -57,6 +58,8 @@ class SourceRequest:
     """Other ranks may not build this loader, or another one under its name."""
     start_gap_s: float | None = None
     """Between the starts of local ranks, or of batches of leaders."""
+    shared: SharedTensors | None = None
+    """For code of the user that samples."""
 
 
 class SampledBatch(Protocol):

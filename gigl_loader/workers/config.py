@@ -11,6 +11,7 @@ from gigl_loader.channel.message import receive_fds, send_fds
 from gigl_loader.channel.ring import RingLayout
 from gigl_loader.memfile import create_memory, map_memory
 from gigl_loader.sampling.request import InputColumn
+from gigl_loader.shared import SharedTensors
 
 if TYPE_CHECKING:
     import socket
@@ -40,8 +41,14 @@ class WorkerConfig:
     """Batches in flight, hence the number of samplers that can be busy."""
     timeout_s: float = 300.0
     """Seconds that the trainer waits for a batch."""
-    draw: dict[str, int] | None = None
-    """File descriptors by ``"weights"`` and ``"seeds"``, where seeds are drawn by weight."""
+    files: dict[str, int] = field(default_factory=dict)
+    """Descriptors of ``SharedTensors`` by name: ``"weights"`` and ``"seeds"`` where weights draw seeds, and
+    ``"shared"`` for code of the user."""
+
+    def take_shared(self) -> SharedTensors | None:
+        """Map the loader's shared tensors, and take over their descriptor."""
+        fd = self.files.get("shared")
+        return None if fd is None else SharedTensors(fd)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -72,8 +79,8 @@ class Handover:
         try:
             os.pwrite(setting_fd, text, 0)
             graph_fds = self.config.reference.get("fds", {}).values()
-            draw_fds = (self.config.draw or {}).values()
-            send_fds(link, [setting_fd, self.ring_fd, self.trace_fd, self.stderr_fd, *graph_fds, *draw_fds])
+            own_fds = (setting_fd, self.ring_fd, self.trace_fd, self.stderr_fd)
+            send_fds(link, [*own_fds, *self.config.files.values(), *graph_fds])
         finally:
             os.close(setting_fd)
 
@@ -84,11 +91,9 @@ class Handover:
         text = map_memory(setting_fd, os.fstat(setting_fd).st_size).tobytes()
         os.close(setting_fd)
         config = WorkerConfig.from_json(text)
-        if config.draw is not None:
-            first = len(others) - len(config.draw)
-            config = replace(config, draw=dict(zip(config.draw, others[first:], strict=True)))
-            others = others[:first]
+        shared, of_graph = others[: len(config.files)], others[len(config.files) :]
+        config = replace(config, files=dict(zip(config.files, shared, strict=True)))
         if "fds" in config.reference:
-            fds = dict(zip(config.reference["fds"], others, strict=True))
+            fds = dict(zip(config.reference["fds"], of_graph, strict=True))
             config = replace(config, reference=config.reference | {"fds": fds})
         return cls(config=config, ring_fd=ring_fd, trace_fd=trace_fd, stderr_fd=stderr_fd)

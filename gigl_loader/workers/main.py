@@ -55,7 +55,7 @@ def open_samplers(config: WorkerConfig) -> Sequence[BatchSampler]:
     from gigl_loader.sampling.plans import read_plan
 
     graph = Graph.from_reference(config.reference)
-    return [read_plan(config.plan, graph.schema).open(graph)]
+    return [read_plan(config.plan, graph.schema).open(graph, shared=config.take_shared())]
 
 
 def _leave_traces_in(handover: Handover) -> None:
@@ -76,8 +76,8 @@ def _serve(link: socket.socket, handover: Handover) -> None:
     ring = Ring(handover.ring_fd, config.ring)
     module, _, function = config.sampler.partition(":")
     samplers: Sequence[BatchSampler] = getattr(import_module(module), function)(config)
-    if config.draw is not None:
-        draw = SeedDraw.received(config.draw)
+    if "seeds" in config.files:
+        draw = SeedDraw.received(config.files)
         samplers = [SeedWeightedSampler(sampler, draw) for sampler in samplers]
     executor = Executor(
         ring, samplers, link, inputs=config.inputs, worker=config.worker, trace_fd=handover.trace_fd

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from gigl_loader.options import WorkerOptions
     from gigl_loader.sampling.plan import BatchPlan
     from gigl_loader.sampling.schedule import Schedule
+    from gigl_loader.shared import SharedTensors
     from gigl_loader.workers.handle import Death, Delivery
 
 LOOK_S = 0.5
@@ -103,10 +104,13 @@ class WorkerSource:
         schedule: Schedule,
         options: WorkerOptions,
         *,
+        shared: SharedTensors | None = None,
         sampler: str = "gigl_loader.workers.main:open_samplers",
         timeout_s: float = 300.0,
     ) -> None:
         """Start the workers. Returns before they are up; ``receive`` raises if one cannot start.
+
+        ``shared`` is for code of the user that samples.
 
         ``sampler`` names, as ``module:function``, the function that makes a worker's samplers from its
         ``WorkerConfig``: one for each batch that it samples at the same time. ``timeout_s`` is how long
@@ -116,6 +120,7 @@ class WorkerSource:
         self._graph = graph  # Its files stay open: a restarted worker opens them again.
         self._frame = plan.frame(graph.schema)
         self._schedule = schedule
+        self._shared = shared
         self._options = options
         self._timeout_s = timeout_s
         self._detector = StallDetector(timeout_s=timeout_s)
@@ -199,6 +204,9 @@ class WorkerSource:
             request_bytes=largest * entry_bytes(plan.inputs),
             slots=in_flight + spare_slots,
         )
+        files = {} if self._schedule.draw is None else self._schedule.draw.files
+        if self._shared is not None:
+            files = {**files, "shared": self._shared.fd}
         for worker in range(options.num_workers):
             config = WorkerConfig(
                 worker=worker,
@@ -211,7 +219,7 @@ class WorkerSource:
                 ring=ring,
                 concurrency=in_flight,
                 timeout_s=self._timeout_s,
-                draw=None if self._schedule.draw is None else self._schedule.draw.files,
+                files=files,
             )
             with naming_channel(options.channel_bytes):
                 handle = WorkerHandle(config, method=options.start_method, spare_slots=spare_slots)

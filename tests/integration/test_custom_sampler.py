@@ -6,24 +6,33 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
 
 from gigl_client import RemoteDistDataset
-from gigl_loader import CustomSamplerOptions, DistDataset, DistNeighborLoader, SamplingError
+from gigl_loader import (
+    CustomSamplerOptions,
+    DistDataset,
+    DistLinkNeighborLoader,
+    DistNeighborLoader,
+    SamplingError,
+    SharedTensors,
+)
 from gigl_loader.partition import build_graph, tables_from_pyg
 from gigl_loader.sampling.costs import BatchBounds, BatchTooLarge
 from gigl_loader.sampling.custom import SeedBatch
 from gigl_loader.sampling.plan import BatchPlan, SamplerArguments
-from tests.support import oracle
+from tests.support import oracle, user_samplers
 from tests.support.clusters import addresses_of, servers_of
 from tests.support.command_line import run
 from tests.support.plans import seed_request
-from tests.support.pyg_graphs import graph_of, homogeneous
+from tests.support.pyg_graphs import graph_of, homogeneous, same_batch
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-HALVED = "tests.support.user_samplers:Halved"
-WRONG = "tests.support.user_samplers:Wrong"
+MODULE = "tests.support.user_samplers"
+HALVED = f"{MODULE}:Halved"
+WRONG = f"{MODULE}:Wrong"
 OPTIONS: dict[str, Any] = {"batch_size": 16, "shuffle": True, "seed": 5, "device": "cpu", "timeout": 60.0}
 
 
@@ -95,6 +104,7 @@ def test_a_subgraph_that_breaks_a_rule_fails_its_batch(
         ("tests.nowhere:Halved", "cannot be imported: ModuleNotFoundError"),
         ("tests.support.user_samplers:Absent", "cannot be imported: AttributeError"),
         ("json:JSONDecoder", "it has no method sample"),
+        ("json:JSONDecodeError.args", "is no function"),
         ("__main__:Mine", "lies in the script"),
     ],
 )
@@ -163,14 +173,92 @@ def test_servers_import_only_what_is_allowed(tmp_path: Path) -> None:
             WRONG
         ): f"the sampler {WRONG} does not take these arguments: missing .* 'mistake'",
     }
-    with servers_of(path, 1, allow_samplers=(WRONG,)) as servers:
+    with (
+        servers_of(path, 1, allow_samplers=(WRONG,)) as servers,
+        RemoteDistDataset.connect(addresses_of(servers)[0]) as remote,
+    ):
         for options, message in refusals.items():
-            with (
-                RemoteDistDataset.connect(addresses_of(servers)[0]) as remote,
-                pytest.raises(ValueError, match=message),
-            ):
+            with pytest.raises(ValueError, match=message):
                 next(_loader(remote, None, options))
+            with pytest.raises(ValueError, match=message):
+                _links(remote, options)
+        shared = SharedTensors.create({"left": np.ones(300)})
+        with pytest.raises(ValueError, match="shared_tensors lie in the trainer's memory"):
+            _links(remote, "triplet", shared_tensors=shared)
     refused = run("serve", str(path), "--listen", "127.0.0.1:0", "--allow-sampler", "tests.nowhere:Mine")
     assert refused.returncode == 2
     assert "allow_sampler: the sampler tests.nowhere:Mine cannot be imported" in refused.stderr
     assert refused.stderr.count("\n") == 1
+
+
+# --- negatives of links
+
+
+def _links(dataset: Any, negatives: Any, links: Any = None, **options: Any) -> DistLinkNeighborLoader:
+    return DistLinkNeighborLoader(dataset, [2], links, neg_sampling=negatives, **{**OPTIONS, **options})
+
+
+def test_a_function_and_a_class_find_the_same_negatives(dataset: DistDataset) -> None:
+    options: dict[str, Any] = {"num_workers": 0, "batch_size": 500}
+    with _links(dataset, CustomSamplerOptions(f"{MODULE}:Hard", k=2), **options) as loader:
+        expected = list(loader)
+    for given in (CustomSamplerOptions(f"{MODULE}:hard"), user_samplers.hard):
+        with _links(dataset, given, **options) as loader:
+            assert all(map(same_batch, loader, expected))
+    graph = graph_of(homogeneous())
+    neighbors = {(src, dst) for src, dst in homogeneous().edge_index.t().tolist()}
+    for batch in expected:
+        found = torch.where(batch.dst_neg_index < 0, -1, batch.n_id[batch.dst_neg_index])
+        sources = batch.n_id[batch.src_index].tolist()
+        for source, row in zip(sources, found.tolist(), strict=True):
+            assert all((node, source) in neighbors for node in row[:2] if node >= 0)
+            assert 0 <= row[2] < graph.schema.nodes["node"].count
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    {
+        "rows": r"int64 \[16, K\], got int64 \[15, 2\]",
+        "one dimension": r"got int64 \[16\]",
+        "dtype": "got float64",
+        "outside": "outside of 300 nodes",
+        "below": "outside of 300 nodes",
+        "raises": "ZeroDivisionError",
+    }.items(),
+)
+def test_negatives_that_break_a_rule_fail_their_batch(
+    dataset: DistDataset, mistake: str, message: str
+) -> None:
+    wrong = CustomSamplerOptions(f"{MODULE}:wrong_negatives", mistake=mistake)
+    with _links(dataset, wrong, num_workers=0) as loader, pytest.raises(SamplingError, match=message):
+        next(loader)
+
+
+# --- state that trainer and sampling processes share
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_workers_draw_from_one_pool_until_it_is_exhausted(dataset: DistDataset, num_workers: int) -> None:
+    """Each epoch of 100 links with 3 negatives draws each of the 300 nodes once, over both workers."""
+    shared = SharedTensors.create({"left": torch.ones(300)})
+    links = torch.arange(200).reshape(2, 100)
+    sampler = CustomSamplerOptions(f"{MODULE}:EachOnce", k=3)
+    with _links(dataset, sampler, links, shared_tensors=shared, num_workers=num_workers) as loader:
+        for _ in range(2):
+            drawn = torch.cat([batch.n_id[batch.dst_neg_index].reshape(-1) for batch in loader])
+            assert sorted(drawn.tolist()) == list(range(300))
+            assert not shared["left"].any()
+        with shared.lock():  # What the trainer writes, the sampling processes see.
+            shared["left"][:100] = 1
+        drawn = torch.cat([batch.n_id[batch.dst_neg_index].reshape(-1) for batch in loader])
+        times = torch.bincount(drawn, minlength=300)
+        assert times[:100].min() == 1
+        assert times[100:].max() == 1
+        assert torch.equal(shared["left"].bool(), times < (torch.arange(300) < 100).int() + 1)
+
+
+def test_what_is_no_shared_tensors_is_refused(dataset: DistDataset) -> None:
+    with pytest.raises(
+        TypeError, match=r"shared_tensors must be SharedTensors.create\(\{...\}\), got a dict"
+    ):
+        _links(dataset, "triplet", shared_tensors={"left": torch.ones(3)})

@@ -36,6 +36,7 @@ pytestmark = pytest.mark.pairs
 
 BUYS = ("user", "buys", "item")
 HALVED = "tests.support.user_samplers:Halved"
+HARD = "tests.support.user_samplers:Hard"
 OPTIONS: dict[str, Any] = {"batch_size": 60, "shuffle": True, "seed": 5, "device": "cpu", "timeout": 60.0}
 
 
@@ -52,12 +53,12 @@ class Kind:
     loader: Any = DistNeighborLoader
     split: str | None = None
     """Of edges, whose links are the input."""
-    times: Any = None
-    """Of the entries of the input, by their ``input_id``."""
+    alone: dict[str, Any] = field(default_factory=dict)
+    """What a batch by itself is told of its entries: by ``input_id``."""
 
     def input(self, *, hetero: bool) -> Any:
         """Return the input of the loader."""
-        if self.loader in (DistLinkNeighborLoader, _timed_links):
+        if self.loader in _LINKS:
             return (BUYS, self.split) if hetero else self.split
         if self.loader in (_anchors, _labelled, _walks):
             return ("user", None) if hetero else None
@@ -65,7 +66,7 @@ class Kind:
 
     def entries(self, batch: Any, *, hetero: bool) -> tuple[Any, Any]:
         """Return the input of one batch, and the store that has its ``input_id``."""
-        if self.loader not in (DistLinkNeighborLoader, _timed_links):
+        if self.loader not in _LINKS:
             store = (
                 batch["user" if self.loader in (_anchors, _labelled, _walks) else "item"] if hetero else batch
             )
@@ -129,6 +130,21 @@ def _timed_links(dataset: Any, num_neighbors: Any, links: Any, **options: Any) -
     )
 
 
+def _given_links(
+    dataset: Any, num_neighbors: Any, links: Any, *, negatives: Any, **options: Any
+) -> DistLinkNeighborLoader:
+    """Return a loader of a few links with negatives of their own."""
+    edge_type = HOMOGENEOUS_EDGE if links is None else links[0]
+    index = (torch.arange(240) % 70).reshape(2, 120)
+    return DistLinkNeighborLoader(
+        dataset, num_neighbors, (edge_type, index), neg_sampling=negatives, **options
+    )
+
+
+_LINKS = (DistLinkNeighborLoader, _timed_links, _given_links)
+GIVEN = torch.where(torch.arange(360) % 5 > 0, 7 * torch.arange(360) % 83, -1).reshape(120, 3)
+
+
 def _both(dataset: Any, num_neighbors: Any, nodes: Any, **options: Any) -> DistNeighborLoader:
     """Make a loader of batches in both directions, over the types that have a reverse."""
     if nodes is not None:
@@ -162,7 +178,7 @@ KINDS = {
         {"time_attr": "t", "input_time": torch.arange(300) % 90},
         "weight_attr is None here, w in the state",
         _timed,
-        times=torch.arange(300) % 90,
+        alone={"time": torch.arange(300) % 90},
     ),
     "the last in time": Kind(
         [4, 3],
@@ -176,7 +192,22 @@ KINDS = {
         {"time_attr": "born", "neg_sampling": {"mode": "binary", "amount": 2}, "batch_size": 25},
         "negatives is",
         _timed_links,
-        times=torch.arange(120) % 60,
+        alone={"time": torch.arange(120) % 60},
+    ),
+    "given negatives": Kind(
+        [3, 2],
+        {"negatives": GIVEN, "disjoint": True, "batch_size": 25},
+        {"negatives": GIVEN[:, :2], "disjoint": True, "batch_size": 25},
+        "given is 2 here, 3 in the state",
+        _given_links,
+        alone={"negatives": GIVEN},
+    ),
+    "custom negatives": Kind(
+        [3, 2],
+        {"neg_sampling": CustomSamplerOptions(HARD, k=2), "exclude_targets": True, "batch_size": 200},
+        {"neg_sampling": CustomSamplerOptions(HARD, k=1), "exclude_targets": True, "batch_size": 200},
+        "custom is",
+        DistLinkNeighborLoader,
     ),
     "labor": Kind([4, 3], {"sampler_options": LaborSamplerOptions()}, {}, "labor is"),
     "induced": Kind(
@@ -298,7 +329,7 @@ def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     path = tmp_path_factory.mktemp("kinds") / "graph"
     data = weighted(hetero=hetero)
     build_graph(tables_of(data, hetero=hetero), path, num_partitions=3, assigner="hash")
-    with servers_of(path, 3, allow_samplers=(HALVED,)) as servers:
+    with servers_of(path, 3, allow_samplers=(HALVED, HARD)) as servers:
         yield Stored(path, addresses_of(servers)[0], data, hetero)
 
 
@@ -352,7 +383,7 @@ def test_one_batch_by_itself_is_the_same_everywhere(stored: Stored, kind: Kind, 
     with RemoteDistDataset.connect(stored.address, timeout=60) as remote:
         for dataset in (stored.dataset, remote):
             with _loader(dataset, stored, kind, num_workers=0) as loader:
-                alone = {} if kind.times is None else {"time": kind.times[given.input_id]}
+                alone = {name: values[given.input_id] for name, values in kind.alone.items()}
                 batch = loader.sample(entries, epoch=0, **alone)
             _, place = kind.entries(batch, hetero=stored.hetero)
             assert place.input_id.tolist() == list(range(len(given.input_id)))

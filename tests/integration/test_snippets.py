@@ -148,7 +148,8 @@ def names(
 
 def _prepare(page: str, names: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     if page == "docs/custom-samplers.md":
-        Path("my_samplers.py").write_text(snippets(page)[0].code)
+        classes = [each.code for each in snippets(page) if "\nclass " in f"\n{each.code}"]
+        Path("my_samplers.py").write_text("\n\n".join(classes))
         monkeypatch.syspath_prepend(str(Path.cwd()))
     if page == "docs/subclassing.md":
         names["dataset"] = DistDataset.from_pyg(heterogeneous())

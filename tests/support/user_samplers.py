@@ -14,7 +14,7 @@ from gigl_loader.native import check_stop, philox_words
 from gigl_loader.sampling.custom import SampledEdges, Subgraph
 
 if TYPE_CHECKING:
-    from gigl_loader.sampling.custom import SamplingGraph, SeedBatch
+    from gigl_loader.sampling.custom import LinkBatch, SamplingGraph, SeedBatch
 
 
 class Halved:
@@ -116,6 +116,65 @@ class NeverReturns:
             philox_words(1, words, words, out[0], out[1])
         while True:
             pass
+
+
+class Hard:
+    """Negatives: up to ``k`` neighbours of the source of each link, then one node by its id."""
+
+    def __init__(self, graph: SamplingGraph, *, k: int) -> None:
+        self.graph, self.k = graph, k
+
+    def sample(self, batch: LinkBatch) -> Any:
+        schema = self.graph.schema
+        edge_type = next(iter(schema.edges)) if schema.homogeneous else ("item", "rev_buys", "user")
+        destination = schema.neighbor_type(edge_type)
+        found = self.graph.neighbors(edge_type, batch.seeds, batch=batch, fanout=self.k)
+        rows = np.full((len(batch.seeds), self.k + 1), -1)
+        rows[:, : self.k][np.arange(self.k) < found.counts[:, None]] = found.positions
+        ids = (batch.uniform(1, len(rows)) * schema.nodes[destination].count).astype(np.int64)
+        rows[:, self.k] = self.graph.positions(destination, ids)
+        return rows
+
+
+def hard(graph: SamplingGraph, batch: LinkBatch, *, k: int = 2) -> Any:
+    """The negatives of ``Hard``, as a function."""
+    return Hard(graph, k=k).sample(batch)
+
+
+def wrong_negatives(graph: SamplingGraph, batch: LinkBatch, *, mistake: str) -> Any:
+    """Negatives that break the rule that ``mistake`` names."""
+    rows = np.zeros((len(batch.seeds), 2), np.int64)
+    mistakes: dict[str, Any] = {
+        "rows": lambda: rows[1:],
+        "one dimension": lambda: rows[:, 0],
+        "dtype": lambda: rows.astype(float),
+        "outside": lambda: rows + 300,
+        "below": lambda: rows - 2,
+        "raises": lambda: 1 // 0,
+    }
+    return mistakes[mistake]()
+
+
+class EachOnce:
+    """Negatives of which no node comes again before all have come, whichever process samples."""
+
+    def __init__(self, graph: SamplingGraph, *, k: int) -> None:
+        assert graph.shared is not None
+        self.graph, self.shared, self.k = graph, graph.shared, k
+
+    def sample(self, batch: LinkBatch) -> Any:
+        ids, missing = [], self.k * len(batch.seeds)
+        with self.shared.lock():
+            left = self.shared.array("left")
+            while missing:
+                if not left.any():
+                    left[:] = 1
+                pool = np.flatnonzero(left)
+                drawn = pool[np.argsort(batch.uniform(missing, len(pool)))[:missing]]
+                left[drawn] = 0
+                ids.append(drawn)
+                missing -= len(drawn)
+        return self.graph.positions("node", np.concatenate(ids)).reshape(-1, self.k)
 
 
 class Deadly:

@@ -72,7 +72,7 @@ def test_batches_are_those_of_the_oracle(graph: Any, data: st.DataObject) -> Non
     source, _, destination = edge_type
     end = st.tuples(st.integers(0, counts[source] - 1), st.integers(0, counts[destination] - 1))
     links = data.draw(st.lists(end, min_size=1, max_size=12))
-    mode = data.draw(st.sampled_from([None, "binary", "triplet"]))
+    mode = data.draw(st.sampled_from([None, "binary", "triplet", "given"]))
     amount = data.draw(st.sampled_from([1, 2] if mode == "triplet" else [0.3, 1, 1.7]))
     strict = data.draw(st.booleans())
     excluded, disjoint = data.draw(st.booleans()), data.draw(st.booleans())
@@ -90,8 +90,11 @@ def test_batches_are_those_of_the_oracle(graph: Any, data: st.DataObject) -> Non
         assigner=data.draw(st.sampled_from(["range", "hash"])),
         edge_dir=edge_dir,
     )
-    negative = None
-    if mode is not None:
+    negative: Any = None
+    rows = data.draw(_rows(len(links), counts[destination])) if mode == "given" else []
+    if mode == "given":
+        negative = torch.tensor(rows)
+    elif mode is not None:
         given_weights = {
             name: None if each is None else torch.tensor(each, dtype=torch.float32)
             for name, each in weights.items()
@@ -116,7 +119,9 @@ def test_batches_are_those_of_the_oracle(graph: Any, data: st.DataObject) -> Non
     key = oracle.batch_key(9, 0, [*(src for src, _ in links), *(dst for _, dst in links)])
     drawn: list[tuple[int, int]] = []
     not_strict = 0
-    if mode is not None:
+    if mode == "given":
+        drawn = [(links[i][0], rows[i][a]) for a in range(len(rows[0])) for i in range(len(links))]
+    elif mode is not None:
         drawn, not_strict = oracle.negatives(
             key,
             links,
@@ -133,6 +138,9 @@ def test_batches_are_those_of_the_oracle(graph: Any, data: st.DataObject) -> Non
         groups.append((source, [src for src, _ in drawn]))
     groups.append((destination, [dst for _, dst in drawn]))
     trees = [[number % len(links) for number in range(len(nodes))] for _, nodes in groups]
+    none = [number for number, dst in enumerate(groups[-1][1]) if dst == -1]
+    for number in reversed(none):
+        del groups[-1][1][number], trees[-1][number]
     expected = oracle.sample(
         edges,
         sorted(counts),
@@ -150,6 +158,11 @@ def test_batches_are_those_of_the_oracle(graph: Any, data: st.DataObject) -> Non
     assert told == not_strict
     assert ("batch" in batch["a"]) == disjoint
     _check(batch, expected, edge_dir=edge_dir, edge_type=edge_type, links=links, drawn=drawn, mode=mode)
+
+
+def _rows(count: int, num_nodes: int) -> st.SearchStrategy[list[list[int]]]:
+    row = st.integers(1, 3).map(lambda k: st.lists(st.integers(-1, num_nodes - 1), min_size=k, max_size=k))
+    return row.flatmap(lambda each: st.lists(each, min_size=count, max_size=count))
 
 
 def _node_weights(count: int) -> st.SearchStrategy[list[float] | None]:
@@ -192,11 +205,12 @@ def _check(
     source, _, destination = edge_type
     store, ends = batch[edge_type], (source, destination)
     assert store.input_id.tolist() == list(range(len(links)))
-    if mode == "triplet":
+    if mode in ("triplet", "given"):
         local = batch[source].src_index, batch[destination].dst_pos_index
         assert _pairs(batch, local, ends) == links
         negatives = batch[destination].dst_neg_index.reshape(len(links), -1).t().reshape(-1)
-        assert batch[destination].n_id[negatives].tolist() == [dst for _, dst in drawn]
+        found = torch.where(negatives < 0, -1, batch[destination].n_id[negatives])
+        assert found.tolist() == [dst for _, dst in drawn]
     else:
         assert _pairs(batch, store.edge_label_index, ends) == [*links, *drawn]
         if mode == "binary":

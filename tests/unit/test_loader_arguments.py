@@ -372,6 +372,7 @@ def test_the_signature_shows_every_argument_and_default() -> None:
         "worker_key": None,
         "max_concurrent_producer_inits": None,
         "seed_weights": None,
+        "shared_tensors": None,
         "node_columns": None,
         "edge_columns": None,
         "sharding": None,

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from gigl_loader.errors import FormatError
+from gigl_loader.rpc.graph_store_pb2 import SampleRequest
+from gigl_loader.rpc.refusals import Refusal
+from gigl_loader.sampling.frame_schema import FrameCounts
 from gigl_loader.sampling.khop import KHop
 from gigl_loader.sampling.negatives import Negatives, NodeWeights
 from gigl_loader.sampling.plan import BatchPlan, differences
 from gigl_loader.sampling.plans import read_plan
 from gigl_loader.sampling.plans.ablp import ABLPPlan
+from gigl_loader.sampling.plans.custom import UserCode
 from gigl_loader.sampling.plans.link import LinkPlan
 from gigl_loader.sampling.plans.ppr import PPRPlan
 from gigl_loader.sampling.plans.walks import WalkPlan
+from gigl_server.admission import Limits
+from gigl_server.sessions.registry import read_request
 from tests.support.plans import neighbor_plan, with_sampler
 from tests.support.stores import store_graphs
 
@@ -172,7 +180,54 @@ def test_types_of_subgraphs_are_written_unless_they_are_the_default() -> None:
 def test_a_plan_of_links_is_read_as_it_was_written() -> None:
     assert read_plan(LINKS.to_json(), SCHEMA) == LINKS
     bare = with_sampler(LINKS, negatives=None, excluded=(), excluded_reverse=())
-    assert read_plan(bare.to_json(), SCHEMA) == bare
+    given = with_sampler(bare, given=3)
+    custom = with_sampler(bare, custom=UserCode("mine:Hard", {"k": [1, None]}))
+    for plan in (bare, given, custom):
+        assert read_plan(plan.to_json(), SCHEMA) == plan
+    assert "given" not in LINKS.to_json()
+    assert "custom" not in LINKS.to_json()
+    with pytest.raises(ValueError, match="sampler mine:Hard is not allowed here: start the server"):
+        read_plan(custom.to_json(), SCHEMA, allowed_samplers=("mine:Other",))
+
+
+def test_positions_of_given_negatives_are_checked_where_they_arrive() -> None:
+    [column] = [
+        each for each in with_sampler(LINKS, negatives=None, given=2).inputs if each.name == "negatives"
+    ]
+    count = SCHEMA.nodes["item"].count
+
+    def read(*rows: list[int]) -> Any:
+        message = SampleRequest(index=np.arange(2).tobytes(), inputs=np.array(rows).tobytes())
+        return read_request(message, [column], schema=SCHEMA, limits=Limits()).inputs["negatives"]
+
+    assert read([-1, 0], [count - 1, -1]).tolist() == [[-1, 0], [count - 1, -1]]
+    for wrong in (-2, count):
+        with pytest.raises(Refusal, match=f"lie outside of {count} nodes"):
+            read([0, 0], [0, wrong])
+    with pytest.raises(Refusal, match="2 entries of negatives take 32 bytes, got 16"):
+        read([0, 0])
+
+
+def test_negatives_of_a_frame_are_rows_of_equal_lengths() -> None:
+    plan = with_sampler(LINKS, negatives=None, custom=UserCode("mine:Hard"))
+    schema = plan.frame(SCHEMA)
+    cases = {(4, -1): None, (4, -2): "leaves the nodes", (5, -1): "'neg_dst' has 5 values, no rows of 2"}
+    for (length, value), message in cases.items():
+        counts = FrameCounts(
+            epoch=0,
+            batch=0,
+            num_entries=2,
+            num_nodes={each.name: [1, 0, 0] for each in schema.nodes},
+            num_edges={each.name: [0, 0] for each in schema.edges},
+            num_targets={each.name: 0 for each in schema.edges},
+            lengths={"src": 2, "dst": 2, "neg_dst": length},
+        )
+        layout = schema.layout(counts)
+        buffer = np.zeros(layout.nbytes, np.uint8)
+        buffer[: len(layout.header)] = np.frombuffer(layout.header, np.uint8)
+        layout.view(buffer, "neg_dst")[:] = value
+        with pytest.raises(FormatError, match=message) if message else nullcontext():
+            schema.parse(buffer)
 
 
 @pytest.mark.parametrize(
@@ -183,6 +238,14 @@ def test_a_plan_of_links_is_read_as_it_was_written() -> None:
         ("excluded", "likes", "excluded is a list of edge types"),
         ("excluded", [["user", "trusts", "user"]], "cannot be excluded with links"),
         ("excluded_reverse", [list(EDGE)], "cannot be excluded with links"),
+        ("given", 3, "negatives are drawn, given or a user's: one of these"),
+        ("given", -1, "given negatives of a link are 0 to 1048576, got -1"),
+        ("given", 2**62, "given negatives of a link are 0 to"),
+        ("given", "3", "given is a whole number, got '3'"),
+        ("custom", {"sampler": "mine:Hard", "arguments": {}}, "one of these"),
+        ("custom", {"sampler": "mine:Hard"}, "custom is an object of sampler and arguments"),
+        ("custom", {"sampler": "no name", "arguments": {}}, "must be package.module:Class"),
+        ("custom", {"sampler": "mine:Hard", "arguments": []}, "arguments of a custom sampler are an object"),
         ("negatives", [], "an object of mode, amount and strict"),
         ("negatives", {"mode": "ternary", "amount": 1, "strict": False}, "an object of mode, amount"),
         ("negatives", {"mode": "binary", "amount": True, "strict": False}, "an object of mode, amount"),

@@ -14,7 +14,7 @@ import pytest
 from gigl_loader.channel.frame import Failure
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.tokens import EVERYTHING, Grant
-from gigl_loader.sampling.plans.custom import CustomPlan
+from gigl_loader.sampling.plans.custom import CustomPlan, UserCode
 from gigl_server.admission import Identity
 from gigl_server.sampling.fair_queue import QUANTUM_S, FairQueue, TimeSlices, places
 from gigl_server.sessions.channel import StopCause
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gigl_server.sampling.service import SamplingService
 
 ENDLESS = "tests.support.user_samplers:Endless"
-PLAN_WITHOUT_END = replace(PLAN, sampler=CustomPlan(seed_type="node", sampler=ENDLESS))
+PLAN_WITHOUT_END = replace(PLAN, sampler=CustomPlan(seed_type="node", code=UserCode(ENDLESS)))
 HONEST = Identity(address="10.0.0.1")
 SOON_S = 30.0
 

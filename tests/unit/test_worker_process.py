@@ -90,22 +90,21 @@ def test_a_handover_arrives_with_its_files(files: int) -> None:
 
 
 @pytest.mark.parametrize("reference", [{"path": "/graph"}, {"fds": {"part": 0}}])
-def test_files_of_a_seed_draw_come_under_their_names(reference: dict[str, Any]) -> None:
-    draw = {"weights": os.memfd_create("weights"), "seeds": os.memfd_create("seeds")}
-    for name, fd in draw.items():
+def test_shared_files_come_under_their_names(reference: dict[str, Any]) -> None:
+    files = {name: os.memfd_create(name) for name in ("weights", "seeds", "shared")}
+    for name, fd in files.items():
         os.pwrite(fd, name.encode(), 0)
     sent = Handover(
-        config=replace(SETTING, reference=reference, draw=draw), ring_fd=0, trace_fd=1, stderr_fd=2
+        config=replace(SETTING, reference=reference, files=files), ring_fd=0, trace_fd=1, stderr_fd=2
     )
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with near, far:
         sent.send(near)
         received = Handover.receive(far)
-    found = received.config.draw
-    assert found is not None
-    assert {name: os.pread(fd, 10, 0).decode() for name, fd in found.items()} == {n: n for n in draw}
+    found = received.config.files
+    assert {name: os.pread(fd, 10, 0).decode() for name, fd in found.items()} == {n: n for n in files}
     own = (received.ring_fd, received.trace_fd, received.stderr_fd)
-    for fd in (*draw.values(), *found.values(), *received.config.reference.get("fds", {}).values(), *own):
+    for fd in (*files.values(), *found.values(), *received.config.reference.get("fds", {}).values(), *own):
         os.close(fd)
 
 

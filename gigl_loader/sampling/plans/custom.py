@@ -1,10 +1,11 @@
-"""Plan of batches that a user's own class samples."""
+"""Plan of batches that a user's own class samples, and the import of such classes."""
 
 from __future__ import annotations
 
 import inspect
 import json
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,30 +15,87 @@ from gigl_loader.sampling.frame_schema import FrameSchema
 from gigl_loader.sampling.request import SEED, InputColumn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import NodeType
+    from gigl_loader.sampling.custom import SamplingGraph
     from gigl_loader.sampling.plan import ColumnPlan, PlanFields, SamplerArguments, SamplerContext
     from gigl_loader.sampling.source import PlanSampler
 
 _MAX_ARGUMENTS = 1 << 16
 
 
-class CustomSamplerOptions:
-    """A user's own sampler: the class at ``"package.module:Class"`` and its keyword arguments.
+@dataclass(frozen=True, slots=True)
+class UserCode:
+    """A user's class or function, by name, and its keyword arguments. Checked at birth, imported later."""
 
-    The class is imported where batches are sampled: in this process (``num_workers=0``), in sampling
+    sampler: str
+    """``"package.module:name"`` of a class with a method ``sample(batch)``, or of a function."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """As JSON carries them."""
+
+    def __post_init__(self) -> None:
+        check_sampler_name("a custom sampler", self.sampler)
+        _check_arguments(self.arguments)
+
+    @classmethod
+    def named(cls, found: Any) -> UserCode:
+        """Return a class or function that processes import by its name. ``ValueError`` where none can."""
+        return cls(f"{found.__module__}:{found.__qualname__}")
+
+    def check_here(self) -> None:
+        """Raise ``ValueError`` where this process cannot import it, or it does not take the arguments."""
+        found = import_sampler(self.sampler)
+        try:
+            signature = inspect.signature(found)
+        except ValueError:
+            return  # Some classes that are not written in Python have none.
+        try:
+            signature.bind(*[None] * (1 if _is_class(found) else 2), **self.arguments)
+        except TypeError as error:
+            raise ValueError(f"the sampler {self.sampler} does not take these arguments: {error}") from None
+
+    def open(self, graph: SamplingGraph) -> Callable[[Any], Any]:
+        """Return the function that samples a batch: ``sample`` of a new object, or the user's function."""
+        found = import_sampler(self.sampler)
+        if _is_class(found):
+            return found(graph, **self.arguments).sample  # type: ignore[no-any-return]
+        return partial(found, graph, **self.arguments)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"sampler": self.sampler, "arguments": dict(self.arguments)}
+
+    @classmethod
+    def from_json(cls, sampler: object, arguments: object, allowed: Collection[str] | None) -> UserCode:
+        """Read the fields of a plan from outside. ``ValueError`` names the rule that is broken.
+
+        ``allowed`` are the names that may be imported; ``None``: any.
+        """
+        name = check_sampler_name("a custom sampler", sampler)
+        if allowed is not None and name not in allowed:
+            raise ValueError(
+                f"the sampler {name[:200]} is not allowed here: start the server with --allow-sampler "
+                f"{name[:200]}"
+            )
+        if not isinstance(arguments, dict):
+            raise ValueError("arguments of a custom sampler are an object")
+        return cls(name, arguments)
+
+
+class CustomSamplerOptions:
+    """A user's own sampler: the class, or function, at ``"package.module:Class"`` and its keyword arguments.
+
+    It is imported where batches are sampled: in this process (``num_workers=0``), in sampling
     processes, or on storage servers that were started with ``--allow-sampler package.module:Class``. The page
     ``docs/custom-samplers.md`` shows one. Arguments are plain values, as JSON has them.
     """
 
-    __slots__ = ("_arguments", "_sampler")
+    __slots__ = ("code",)
 
     def __init__(self, sampler: str, /, **arguments: Any) -> None:
         """``ValueError`` for what is no such name, or arguments that JSON does not give back equal."""
-        self._sampler = check_sampler_name("a custom sampler", sampler)
-        self._arguments = _checked_arguments(arguments)
+        self.code = UserCode(sampler, arguments)
 
     def plan(self, schema: GraphSchema, seed_type: NodeType, arguments: SamplerArguments) -> CustomPlan:
         if arguments.time_attr is not None:
@@ -51,20 +109,15 @@ class CustomSamplerOptions:
         if arguments.num_neighbors is not None or arguments.weight_attr is not None:
             raise ValueError(
                 "num_neighbors and weight_attr have no meaning for a custom sampler: pass None, and what the "
-                f"class {self._sampler} takes to CustomSamplerOptions"
+                f"class {self.code.sampler} takes to CustomSamplerOptions"
             )
         if arguments.replace:
             raise ValueError("replace=True has no meaning for a custom sampler: its class says how it draws")
-        return CustomPlan(
-            seed_type=seed_type,
-            sampler=self._sampler,
-            arguments=self._arguments,
-            with_edge=arguments.returns_edge_ids(schema),
-        )
+        return CustomPlan(seed_type=seed_type, code=self.code, with_edge=arguments.returns_edge_ids(schema))
 
     def __repr__(self) -> str:
-        given = "".join(f", {name}={value!r}" for name, value in self._arguments.items())
-        return f"CustomSamplerOptions({self._sampler!r}{given})"
+        given = "".join(f", {name}={value!r}" for name, value in self.code.arguments.items())
+        return f"CustomSamplerOptions({self.code.sampler!r}{given})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +127,8 @@ class CustomPlan:
     kind: ClassVar[str] = "custom"
 
     seed_type: NodeType
-    sampler: str
-    """``"package.module:Class"``: see ``sampling.custom.UserSampler``."""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    code: UserCode
+    """See ``sampling.custom.UserSampler``."""
     with_edge: bool = False
     """Return the ids of sampled edges."""
 
@@ -96,39 +148,26 @@ class CustomPlan:
         )
 
     def open(self, context: SamplerContext) -> PlanSampler:
-        return CustomSampler(context, self.seed_type, import_sampler(self.sampler), self.arguments)
+        return CustomSampler(context, self.seed_type, self.code.open)
 
     def check_here(self) -> None:
-        _check_takes(import_sampler(self.sampler), self.sampler, self.arguments)
+        self.code.check_here()
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "seed_type": self.seed_type,
-            "sampler": self.sampler,
-            "arguments": dict(self.arguments),
-            "with_edge": self.with_edge,
-        }
+        return {"seed_type": self.seed_type, **self.code.to_json(), "with_edge": self.with_edge}
 
     @classmethod
     def from_json(cls, fields: PlanFields) -> CustomPlan:
-        sampler = check_sampler_name("a custom sampler", fields.text("sampler"))
-        if fields.allowed_samplers is not None and sampler not in fields.allowed_samplers:
-            raise ValueError(
-                f"the sampler {sampler[:200]} is not allowed here: start the server with --allow-sampler "
-                f"{sampler[:200]}"
-            )
-        arguments = fields.take("arguments")
-        if not isinstance(arguments, dict):
-            raise ValueError("arguments of a custom sampler are an object")
         return cls(
+            code=UserCode.from_json(
+                fields.text("sampler"), fields.take("arguments"), fields.allowed_samplers
+            ),
             seed_type=fields.node_type("seed_type"),
-            sampler=sampler,
-            arguments=_checked_arguments(arguments),
             with_edge=fields.flag("with_edge"),
         )
 
 
-def _checked_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _check_arguments(arguments: Mapping[str, Any]) -> None:
     try:
         text = json.dumps(dict(arguments), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -143,11 +182,10 @@ def _checked_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(
             "arguments of a custom sampler change when JSON carries them: use lists and text keys"
         )
-    return dict(arguments)
 
 
 def import_sampler(sampler: str) -> Any:
-    """Return the class. ``ValueError`` says why it cannot be imported."""
+    """Return the class or function. ``ValueError`` says why it cannot be imported."""
     module, _, name = sampler.partition(":")
     if module == "__main__":
         raise ValueError(
@@ -161,18 +199,10 @@ def import_sampler(sampler: str) -> Any:
         raise ValueError(
             f"the sampler {sampler} cannot be imported: {type(error).__name__}: {error}"
         ) from error
-    if not callable(getattr(found, "sample", None)):
-        raise ValueError(f"{sampler} is no sampler: it has no method sample(batch)")
+    if not inspect.isfunction(found) and not _is_class(found):
+        raise ValueError(f"{sampler} is no sampler: it has no method sample(batch), and is no function")
     return found
 
 
-def _check_takes(found: Any, sampler: str, arguments: Mapping[str, Any]) -> None:
-    """Raise ``ValueError`` where the class does not take the arguments."""
-    try:
-        signature = inspect.signature(found)
-    except ValueError:
-        return  # Some classes that are not written in Python have none.
-    try:
-        signature.bind(None, **arguments)
-    except TypeError as error:
-        raise ValueError(f"the sampler {sampler} does not take these arguments: {error}") from None
+def _is_class(found: Any) -> bool:
+    return callable(getattr(found, "sample", None))

@@ -1,18 +1,20 @@
-"""Plan of neighbourhoods around links: pairs of nodes, with negatives that are drawn."""
+"""Plan of neighbourhoods around links: pairs of nodes, with negatives that are drawn, given, or a user's."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from gigl_loader.graph.schema import Column, type_name
+from gigl_loader.sampling.custom import CustomNegatives, LinkBatch
 from gigl_loader.sampling.frame_schema import FrameArray, FrameSchema
 from gigl_loader.sampling.khop import KHop
-from gigl_loader.sampling.negatives import NegativeDrawer, Negatives
+from gigl_loader.sampling.negatives import MAX_AMOUNT, DrawnNegatives, NegativeDrawer, Negatives
 from gigl_loader.sampling.neighbor_sampler import open_sampler
 from gigl_loader.sampling.partitioned import PartitionedStore
+from gigl_loader.sampling.plans.custom import UserCode
 from gigl_loader.sampling.request import InputColumn
 from gigl_loader.sampling.seeds import (
     BatchSeeds,
@@ -27,7 +29,7 @@ from gigl_loader.sampling.seeds import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gigl_loader.arrays import Int64Array
+    from gigl_loader.arrays import Array, Int64Array
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType
     from gigl_loader.sampling.costs import BatchBounds
@@ -39,7 +41,11 @@ NOT_STRICT = "negatives_not_strict"
 """Counter of the strict negatives of a batch that are edges, because no other pair was found."""
 
 TOO_LATE = "negatives_too_late"
-"""Counter of the negatives of a batch that are later than their link, because no node is early enough."""
+"""Counter of the negatives of a batch that are later than their link: of drawn ones, where no node is early
+enough."""
+
+GIVEN = "negatives"
+"""Name of the input column of given negatives."""
 
 _LOCAL = Column("I32")
 
@@ -54,16 +60,36 @@ class LinkPlan:
     """Of the links: from its source type to its destination type."""
     hops: KHop
     negatives: Negatives | None = None
+    """Drawn ones."""
+    given: int = 0
+    """Destinations of negatives that come with each link. 0: none come."""
+    custom: UserCode | None = None
+    """Finds the destinations of negatives."""
     excluded: tuple[EdgeType, ...] = ()
     """Types of which sampled edges from source to destination of a link of the batch are removed."""
     excluded_reverse: tuple[EdgeType, ...] = ()
     """Types of which sampled edges from destination to source of a link of the batch are removed."""
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.given <= MAX_AMOUNT:
+            raise ValueError(f"given negatives of a link are 0 to {MAX_AMOUNT}, got {self.given}")
+        if (self.negatives is not None) + (self.given > 0) + (self.custom is not None) > 1:
+            raise ValueError("negatives are drawn, given or a user's: one of these")
+
+    @property
+    def mode(self) -> Literal["binary", "triplet"] | None:
+        """Form of the negatives, where there are any."""
+        if self.negatives is not None:
+            return self.negatives.mode
+        return "triplet" if self.given or self.custom is not None else None
+
     @property
     def inputs(self) -> tuple[InputColumn, ...]:
         source, _, destination = self.edge_type
+        columns = (InputColumn("src", "I64", source), InputColumn("dst", "I64", destination))
         times = time_inputs(given=self.hops.time_attr is not None)
-        return (InputColumn("src", "I64", source), InputColumn("dst", "I64", destination), *times)
+        given = InputColumn(GIVEN, "I64", destination, width=self.given, optional=True)
+        return (*columns, *times, *([given] if self.given else []))
 
     def frame(self, schema: GraphSchema, columns: ColumnPlan) -> FrameSchema:
         return self.hops.around_seeds(
@@ -80,13 +106,16 @@ class LinkPlan:
         return open_sampler(context, self.hops, seeder)
 
     def check_here(self) -> None:
-        """Do nothing: the library has all that it takes."""
+        if self.custom is not None:
+            self.custom.check_here()
 
     def to_json(self) -> dict[str, Any]:
         return {
             "edge_type": list(self.edge_type),
             **self.hops.to_json(),
             **({} if self.negatives is None else {"negatives": self.negatives.to_json()}),
+            **({"given": self.given} if self.given else {}),
+            **({} if self.custom is None else {"custom": self.custom.to_json()}),
             "excluded": [list(each) for each in self.excluded],
             "excluded_reverse": [list(each) for each in self.excluded_reverse],
         }
@@ -94,11 +123,15 @@ class LinkPlan:
     @classmethod
     def from_json(cls, fields: PlanFields) -> LinkPlan:
         edge_type = fields.edge_type("edge_type")
-        negatives = fields.take("negatives", None)
+        negatives, custom = fields.take("negatives", None), fields.take("custom", None)
+        if custom is not None and (not isinstance(custom, dict) or custom.keys() != {"sampler", "arguments"}):
+            raise ValueError("custom is an object of sampler and arguments")
         plan = cls(
             edge_type=edge_type,
             hops=KHop.read(fields),
             negatives=None if negatives is None else Negatives.from_json(negatives, fields.schema, edge_type),
+            given=fields.whole("given", 0),
+            custom=None if custom is None else UserCode.from_json(**custom, allowed=fields.allowed_samplers),
             excluded=fields.edge_types("excluded"),
             excluded_reverse=fields.edge_types("excluded_reverse"),
         )
@@ -126,7 +159,7 @@ class LinkPlan:
     def _counters(self) -> Iterator[str]:
         if self._is_strict:
             yield NOT_STRICT
-        if self.negatives is not None and self.hops.time_attr is not None:
+        if self.mode is not None and self.hops.time_attr is not None:
             yield TOO_LATE
 
     def _arrays(self) -> list[FrameArray]:
@@ -138,11 +171,17 @@ class LinkPlan:
             if self.negatives.mode == "binary":
                 arrays.append(_locals("neg_src", source, amount))
             arrays.append(_locals("neg_dst", destination, amount))
+        elif self.mode is not None:  # Some links may have fewer: -1.
+            found = FrameArray("neg_dst", _LOCAL, "computed", nodes=(destination,), in_rows=True)
+            arrays.append(replace(found, per_entry=self.given or None))
         return arrays
 
 
 class LinkSeeder:
-    """The seeds of a batch of links: sources, destinations, then the same of the negatives."""
+    """The seeds of a batch of links: sources, destinations, then the same of the negatives.
+
+    Negative ``a * M + i`` of M links is number a of link i.
+    """
 
     def __init__(self, context: SamplerContext, plan: LinkPlan, store: PartitionedStore | None) -> None:
         graph = context.graph
@@ -158,11 +197,16 @@ class LinkSeeder:
             if plan.negatives is None
             else NegativeDrawer(graph, store, plan.edge_type, plan.negatives, time_attr=plan.hops.time_attr)
         )
-        self._times = EntryTimes(context, ends[0], plan.hops, given=plan.hops.time_attr is not None)
+        self._custom = None if plan.custom is None else CustomNegatives(context, ends[1], plan.custom.open)
+        time_attr = plan.hops.time_attr
+        self._times = EntryTimes(context, ends[0], plan.hops, given=time_attr is not None)
+        self._node_times = None
+        if time_attr is not None and time_attr in graph.schema.nodes[ends[1]].times:
+            self._node_times = graph.node_times(ends[1], time_attr).times
 
     def seeds(self, request: BatchRequest, bounds: BatchBounds) -> BatchSeeds:
         plan, count = self._plan, len(request)
-        drawn = 0 if plan.negatives is None else plan.negatives.count(count)
+        drawn = plan.given * count if plan.negatives is None else plan.negatives.count(count)
         if 2 * (count + drawn) > bounds.edges:
             raise bounds.too_many_edges(count)
         ends = (request.inputs["src"], request.inputs["dst"])
@@ -174,13 +218,19 @@ class LinkSeeder:
         }
         counters: dict[str, int] = {}
         times = self._times.of(request)
-        if self._negatives is not None:
-            negatives = self._negatives.draw(key, ends[0], times)
-            if plan.negatives is not None and plan.negatives.mode == "binary":
+        negatives = self._found(request, key, times, bounds)
+        if negatives is not None:
+            if plan.mode == "binary":
                 columns["neg_src"] = (self._types[0], negatives.src)
             columns["neg_dst"] = (self._types[1], negatives.dst)
             counters = {NOT_STRICT: negatives.not_strict, TOO_LATE: negatives.too_late}
         trees = {name: np.arange(len(positions)) % count for name, (_, positions) in columns.items()}
+        indices: dict[str, slice | Array] = {}
+        if negatives is not None and plan.negatives is None:
+            there = negatives.dst >= 0
+            columns["neg_dst"] = (self._types[1], negatives.dst[there])
+            trees["neg_dst"] = trees["neg_dst"][there]
+            indices["neg_dst"] = np.where(there, 2 * count + np.cumsum(there) - 1, -1)
         bounds_of = _slices({name: len(positions) for name, (_, positions) in columns.items()})
         return BatchSeeds(
             key=key,
@@ -189,11 +239,33 @@ class LinkSeeder:
                 for name, (kind, positions) in columns.items()
             ],
             arrays={"input_id": request.index, **timed(times)},
-            indices=bounds_of,
+            indices={**bounds_of, **indices},
             excluded=self._exclusions(bounds_of["src"], bounds_of["dst"]),
             counters=counters,
             tree_times=times,
         )
+
+    def _found(
+        self, request: BatchRequest, key: int, times: Int64Array | None, bounds: BatchBounds
+    ) -> DrawnNegatives | None:
+        """Return the negatives of a batch. Destinations that are not drawn may be -1."""
+        src, dst = request.inputs["src"], request.inputs["dst"]
+        if self._negatives is not None:
+            return self._negatives.draw(key, src, times)
+        if self._custom is not None:
+            rows = self._custom.find(LinkBatch(src, key, dst, times), bounds)
+        elif self._plan.given:
+            rows = request.inputs[GIVEN].reshape(len(request), self._plan.given)
+        else:
+            return None
+        if 2 * (len(request) + rows.size) > bounds.edges:
+            raise bounds.too_many_edges(len(request))
+        found = rows.T.reshape(-1)
+        late = 0
+        if times is not None and self._node_times is not None:
+            there = found >= 0
+            late = int((self._node_times[found[there]] > np.resize(times, len(found))[there]).sum())
+        return DrawnNegatives(src[:0], found, 0, late)
 
     def _exclusions(self, src: slice, dst: slice) -> list[Exclusion]:
         types = [(each, src, dst) for each in self._plan.excluded]

@@ -120,14 +120,14 @@ def read_request(
         )
     for column in inputs:
         if column.node_type is not None:
-            _check_positions(request.inputs[column.name], schema.nodes[column.node_type].count, column.name)
+            _check_positions(request.inputs[column.name], schema.nodes[column.node_type].count, column)
     return request
 
 
-def _check_positions(positions: Array, count: int, name: str) -> None:
+def _check_positions(positions: Array, count: int, column: InputColumn) -> None:
     low, high = int(positions.min()), int(positions.max())
-    if low < 0 or high >= count:
-        raise Refusal(RefusalKind.INVALID, f"{name}s {low} to {high} lie outside of {count} nodes")
+    if low < -int(column.optional) or high >= count:
+        raise Refusal(RefusalKind.INVALID, f"{column.name}s {low} to {high} lie outside of {count} nodes")
 
 
 def _check_printable(text: str, what: str) -> None:
