@@ -55,7 +55,7 @@ _DIGITS = 16  # Of a digest: enough to tell graphs apart, short enough for a mes
 
 
 class BaseDistLoader(FixedArguments):
-    """Batches of a graph, epoch after epoch. Each batch is a pure function of run seed, epoch and seeds.
+    """Batches of a graph, epoch after epoch: functions of run seed, epoch, and places and ids of the seeds.
 
     A loader is iterated like a list: each ``iter()`` is the next epoch. It is a context manager;
     ``shutdown`` ends its processes, and so does collecting it.
@@ -214,8 +214,8 @@ class BaseDistLoader(FixedArguments):
         the loader has times with its input.
 
         By itself: it counts for no epoch and no ``stats``. Equal seeds and epochs (by default, :attr:`epoch`)
-        give equal batches, the same as when the seeds come in the course of an epoch. The first call opens a
-        sampler of its own, in this process or on the servers.
+        give equal batches: the first batch of a loader over just these seeds. The first call opens a sampler
+        of its own, in this process or on the servers.
         """
         self._check_usable()
         epoch = self.epoch if epoch is None else whole_epoch(epoch)

@@ -127,7 +127,7 @@ def check_same_run(state: Any, made_with: Mapping[str, Any]) -> None:
         raise ValueError(
             f"the state is of draw specification {specification!r}, and this version of gigl-loader has "
             f"{draws.DRAW_SPECIFICATION}: the batches that follow would differ; resume it with the version "
-            "that wrote it"
+            "that wrote it, or begin the run again"
         )
     theirs = state["made_with"]
     if not isinstance(theirs, dict):

@@ -168,7 +168,8 @@ class GiglSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed.
     """Samples for ``torch_geometric.loader.NodeLoader`` and ``LinkLoader``, from any kind of dataset.
 
     A batch has the nodes and edges that ``DistNeighborLoader`` or ``DistLinkNeighborLoader`` gives for the
-    same seeds, in the same order, with the same epoch and run seed. Outputs are PyG's ``SamplerOutput`` and
+    same seeds at the same places of the input, with the same epoch and run seed. PyG's ``input_id`` tells the
+    places; without it they are 0 to B - 1. Outputs are PyG's ``SamplerOutput`` and
     ``HeteroSamplerOutput``:
 
     - ``node``: indices of nodes, as of :class:`GiglFeatureStore`, seeds first; seeds of ``sample_from_nodes``
@@ -181,8 +182,8 @@ class GiglSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed.
     - ``metadata``: what PyG's loaders read. Negatives are drawn as by ``DistLinkNeighborLoader``. Labels of
       binary negatives are 0, and those of links stay as PyG's ``LinkLoader`` passes them.
 
-    A batch is a function of the run seed, the epoch and its seeds. :meth:`set_epoch` lets further epochs draw
-    other neighbours for the same seeds.
+    A batch is a function of the run seed, the epoch, and its seeds and their places. :meth:`set_epoch` lets
+    further epochs draw other neighbours for the same seeds.
 
     Where the whole graph lies on this host, the sampler works in the worker processes of a ``DataLoader``,
     forked or spawned, each of which opens its own source. With a graph on other hosts these are refused with

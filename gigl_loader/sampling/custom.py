@@ -43,7 +43,7 @@ class SeedBatch:
     seeds: Int64Array
     """Positions [B] of the plan's seed type; may repeat."""
     key: int
-    """A function of run seed, epoch and the seeds' node ids: equal for every partitioning."""
+    """A function of run seed, epoch, and places and node ids of the seeds: equal for every partitioning."""
 
     def uniform(self, purpose: int, count: int) -> Float64Array:
         """Return ``count`` numbers in [0, 1): a function of the batch and ``purpose`` (below 2**32)."""

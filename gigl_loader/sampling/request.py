@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gigl_loader.arrays import Array, Int64Array
+from gigl_loader.native import batch_key
 from gigl_loader.tensors import STORAGE_DTYPES
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class BatchRequest:
     epoch: int
     batch: int
     index: Int64Array
-    """Place of each entry in the user's input [B]."""
+    """Place of each entry in the user's input, int64 [B]. All draws of the batch depend on it."""
     inputs: Mapping[str, Array]
     """By name, the columns that the plan lists, [B] or [B, width]. Nodes are positions, and may repeat."""
 
@@ -65,6 +66,13 @@ class BatchRequest:
     @property
     def nbytes(self) -> int:
         return self.index.nbytes + sum(column.nbytes for column in self.inputs.values())
+
+    def key(self, run_seed: int, *node_ids: Int64Array) -> int:
+        """Return the key of every draw of the batch: a function of run seed, epoch, places and node ids.
+
+        ``node_ids``: int64 [B] for each column of nodes, in the order of the plan.
+        """
+        return batch_key(run_seed, self.epoch, np.concatenate([self.index, *node_ids]))
 
     def input_bytes(self) -> bytes:
         """Return the columns one after the other, little-endian, in the order of the plan."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
-from gigl_loader.native import batch_key, philox
+from gigl_loader.native import philox
 from gigl_loader.sampling.costs import BatchTooLarge
 from gigl_loader.sampling.request import SEED, SEED_TIME, TIME, InputColumn
 from gigl_loader.sampling.store import MAX_TREES, TREE_SHIFT
@@ -128,7 +128,7 @@ class NodeSeeder:
         ids = positions if self._ids is None else self._ids[positions]
         times = None if self._times is None else self._times.of(request)
         return BatchSeeds(
-            key=batch_key(self._run_seed, request.epoch, ids),
+            key=request.key(self._run_seed, ids),
             groups=[(self._type, in_trees(positions, np.arange(len(positions)), disjoint=self._disjoint))],
             arrays={"seeds": ids, "input_id": request.index, **timed(times)},
             tree_times=times,
@@ -157,8 +157,3 @@ def in_trees(positions: Int64Array, trees: Int64Array, *, disjoint: bool) -> Int
 def tree_key(key: int, tree: int) -> int:
     """Return the key of every draw in a tree of a disjoint batch. ``csrc/tree.h`` has it, too."""
     return philox(key, tree, 0xFE01 << 48)[0]
-
-
-def request_key(run_seed: int, request: BatchRequest, node_ids: Sequence[Int64Array]) -> int:
-    """Return the key of every draw of a batch whose input has several columns of nodes, in their order."""
-    return batch_key(run_seed, request.epoch, np.concatenate(node_ids))

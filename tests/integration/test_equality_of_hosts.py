@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
-import torch
 
 from gigl_loader import (
     DistDataset,
@@ -145,31 +144,9 @@ def _node_loader(case: Case, dataset: DistDataset, seeds: Any, **options: Any) -
     return DistNeighborLoader(dataset, [4, 3, 2], seeds, **options)
 
 
-def _links_sampled_alone(dataset: DistDataset, batch: Any, case: Case, **options: Any) -> Any:
-    """Return the batch of the same links from one partition, without processes; ``input_id`` taken over."""
-    hetero = case.graph == "heterogeneous"
-    store = batch[BUYS] if hetero else batch
-    sources, destinations = (batch["user"], batch["item"]) if hetero else (batch, batch)
-    local = store.edge_label_index[:, : len(store.input_id)]
-    links = torch.stack([sources.n_id[local[0]], destinations.n_id[local[1]]])
-    with _loader(case, dataset, batch_size=1, num_workers=0, **options) as loader:
-        expected = loader.sample(links)
-    (expected[BUYS] if hetero else expected).input_id = store.input_id
-    return expected
-
-
 def _sampled_alone(dataset: DistDataset, batch: Any, case: Case, **options: Any) -> Any:
-    """Return the batch of the same seeds from one partition, without processes; ``input_id`` taken over."""
-    if case.kind == "links":
-        return _links_sampled_alone(dataset, batch, case, **options)
-    kind = None if case.graph == "homogeneous" else "user"
-    seeds = _of_seeds(batch, kind).batch
-    chosen = seeds if kind is None else (kind, seeds)
-    loader = _node_loader(case, dataset, chosen, batch_size=len(seeds), num_workers=0, **options)
-    expected = next(loader)
-    _of_seeds(expected, kind).input_id = _of_seeds(batch, kind).input_id
-    return expected
-
-
-def _of_seeds(batch: Any, kind: str | None) -> Any:
-    return batch if kind is None else batch[kind]
+    """Return the batch of the same entries from one partition, without processes."""
+    kind = BUYS if case.kind == "links" else "user"
+    store = batch[kind] if case.graph == "heterogeneous" else batch
+    with _loader(case, dataset, num_workers=0, **options) as loader:
+        return loader(store.input_id)

@@ -27,7 +27,7 @@ NEXT: dict[str, int] = {"wire_version": WIRE_VERSION + 1, "oldest_wire_version":
 BEFORE: dict[str, int] = {"wire_version": WIRE_VERSION - 1}
 """A build that this one does not serve any more."""
 OTHER_DRAWS: dict[str, int] = {"draw_specification": 99}
-TOLD = r"draw specification 99; here it is 1, and batches would differ"
+TOLD = r"draw specification 99; here it is 2, and batches would differ"
 
 
 def loader_of(dataset: Any) -> DistNeighborLoader:
@@ -66,7 +66,7 @@ def test_a_rolling_upgrade_changes_no_batch(graph: Path, expected: list[int]) ->
     ("build", "told"),
     [
         (BEFORE, rf"whose wire version is {WIRE_VERSION}; here it is {WIRE_VERSION - 1}"),
-        (OTHER_DRAWS, r"has draw specification 1; here it is 99, and batches would differ"),
+        (OTHER_DRAWS, r"has draw specification 2; here it is 99, and batches would differ"),
     ],
     ids=["wire", "draws"],
 )
@@ -107,7 +107,7 @@ def test_a_server_replaced_by_one_of_other_draws_serves_no_run_of_before(
             seen = [digest(next(batches)) for _ in range(2)]
             servers.stop(0)
             servers.start(0, **OTHER_DRAWS)
-            with pytest.raises(ValueError, match="draw specification 1; here it is 99"):
+            with pytest.raises(ValueError, match="draw specification 2; here it is 99"):
                 seen.extend(digest(batch) for batch in batches)
             assert seen == expected[: len(seen)]
             assert loader.state_dict()["batches"] == len(seen)

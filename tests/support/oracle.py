@@ -6,6 +6,7 @@ ids; draws are computed from their addresses as docs/randomness.md says.
 
 from __future__ import annotations
 
+import itertools
 import math
 import zlib
 from collections.abc import Mapping, Sequence
@@ -38,11 +39,16 @@ def epoch_key(run_seed: int, epoch: int) -> int:
     return mix(mix(run_seed + _GOLDEN) + epoch + _GOLDEN)
 
 
-def batch_key(run_seed: int, epoch: int, seeds: Sequence[int]) -> int:
+def batch_key(run_seed: int, epoch: int, numbers: Sequence[int]) -> int:
     fold = 0
-    for seed in seeds:
-        fold = mix(fold + _GOLDEN + (seed & _MASK))
+    for number in numbers:
+        fold = mix(fold + _GOLDEN + (number & _MASK))
     return mix(epoch_key(run_seed, epoch) + fold)
+
+
+def request_key(run_seed: int, epoch: int, places: Sequence[int], *node_ids: Sequence[int]) -> int:
+    """Key of all draws of a batch: the places of its entries in the input, then the ids of each column."""
+    return batch_key(run_seed, epoch, [*places, *itertools.chain(*node_ids)])
 
 
 def tree_key(key: int, tree: int) -> int:

@@ -1,4 +1,4 @@
-"""Plans and requests of k-hop batches, made in one call."""
+"""Plans and requests of batches, made in one call."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gigl_loader.native import batch_key
 from gigl_loader.sampling.plan import BatchPlan, ColumnPlan
 from gigl_loader.sampling.plans.neighbor import NeighborPlan
 from gigl_loader.sampling.request import SEED, BatchRequest
@@ -37,6 +38,11 @@ def seed_request(
 ) -> BatchRequest:
     """Return the request for a batch of these positions [B]."""
     return BatchRequest(epoch, batch, np.arange(len(seeds)) if index is None else index, {SEED: seeds})
+
+
+def key_without_places(request: BatchRequest, run_seed: int, *node_ids: npt.NDArray[np.int64]) -> int:
+    """Return the key of a request by draw specification 1."""
+    return batch_key(run_seed, request.epoch, np.concatenate(node_ids))
 
 
 def with_sampler(plan: BatchPlan, **changes: Any) -> BatchPlan:

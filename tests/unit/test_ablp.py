@@ -93,7 +93,7 @@ def test_batches_are_those_of_the_oracle(data: st.DataObject) -> None:
         with_edge=True,
     )
 
-    key = oracle.batch_key(4, 0, anchors)
+    key = oracle.request_key(4, 0, range(len(anchors)), anchors)
     distinct = anchors if disjoint else list(dict.fromkeys(anchors))
     found = {
         each: oracle.labels(key, distinct, edges[each], edge_type=each, cap=cap, disjoint=disjoint)

@@ -112,7 +112,7 @@ def _frame(sampler: BatchSampler, request: BatchRequest) -> tuple[Layout, npt.ND
 
 def _request(graph: Graph, node_type: str, seed_ids: list[int]) -> BatchRequest:
     seeds = graph.positions(node_type, np.array(seed_ids, np.int64))
-    return seed_request(3, 1, seeds)
+    return seed_request(3, 1, seeds, np.arange(7, 7 + len(seeds)))
 
 
 def _plan(seed_type: str, fanouts: dict[Any, tuple[int, ...]], **options: Any) -> BatchPlan:
@@ -190,7 +190,7 @@ def _check_oracle(
         fanouts=case["fanouts"],
         seed_type=case["seed_type"],
         seeds=seeds,
-        key=oracle.batch_key(plan.run_seed, 3, seeds),
+        key=oracle.request_key(plan.run_seed, 3, range(7, 7 + len(seeds)), seeds),
         edge_dir=case["edge_dir"],
         replace=case["replace"],
         labor=case["labor"],
@@ -304,7 +304,7 @@ def test_an_answer_that_cannot_be_is_refused_and_the_next_batch_is_right(change:
 
 def test_induced_edges_of_nodes_that_the_batch_lacks_are_refused() -> None:
     plan = _plan("item", dict.fromkeys(EDGE_TYPES, (2,)), subgraph_type="induced")
-    _check_liar(plan, lambda found: replace(found, positions=found.positions * 0 + 69), "does not have")
+    _check_liar(plan, lambda found: replace(found, positions=found.positions * 0 + 64), "does not have")
 
 
 def _check_liar(plan: BatchPlan, change: Any, rule: str) -> None:

@@ -163,7 +163,8 @@ def test_any_partitioning_gives_the_draws_of_the_written_rules(
     ids, when = [node for node, _ in entries], [time for _, time in entries]
     batch = BatchPlan(sampler=plan, run_seed=9)
     inputs = {SEED: graph.positions("a", np.array(ids)), TIME: np.array(when)}
-    request = BatchRequest(3, 1, np.arange(len(ids)), inputs)
+    places = list(range(7, 7 + len(ids)))
+    request = BatchRequest(3, 1, np.array(places), inputs)
     layout, fused = _frame(batch.open(graph), request)
     stores = {part: LocalStore(graph, part) for part in range(partitions)}
     with closing(PartitionedStore(graph.schema, local=stores, remote={})) as store:
@@ -176,7 +177,7 @@ def test_any_partitioning_gives_the_draws_of_the_written_rules(
         seed_type="a",
         seeds=ids,
         trees=[range(len(ids))],
-        key=oracle.batch_key(9, 3, ids),
+        key=oracle.request_key(9, 3, places, ids),
         edge_dir=edge_dir,
         replace=way == "replace",
         weights={kind: times.weights[kind] for kind in WEIGHTED} if weighted else None,
@@ -307,7 +308,7 @@ def test_negatives_are_those_of_the_written_rules(links: list[tuple[int, int]], 
     ) as loader:
         [batch] = loader
         stats = loader.stats()
-    key = oracle.batch_key(9, 0, [*(src for src, _ in links), *(dst for _, dst in links)])
+    key = oracle.request_key(9, 0, range(len(links)), *zip(*links, strict=True))
     index = graph[BUYS].edge_index
     expected, not_strict = oracle.negatives(
         key,

@@ -116,7 +116,7 @@ def test_batches_are_those_of_the_oracle(graph: Any, data: st.DataObject) -> Non
         batch = next(iter(loader))
         told = loader.stats()["negatives_not_strict"]
 
-    key = oracle.batch_key(9, 0, [*(src for src, _ in links), *(dst for _, dst in links)])
+    key = oracle.request_key(9, 0, range(len(links)), *zip(*links, strict=True))
     drawn: list[tuple[int, int]] = []
     not_strict = 0
     if mode == "given":

@@ -276,12 +276,12 @@ def test_a_model_trains_with_link_loader(built: Built) -> None:
 def test_pygs_neighbor_loader_takes_the_sampler() -> None:
     dataset = DistDataset.from_pyg(homogeneous())
     sampler = GiglSampler(dataset, FANOUTS, seed=SEED)
-    seeds = torch.arange(12)
-    [batch] = NeighborLoader(dataset.as_pyg(), None, seeds, neighbor_sampler=sampler, batch_size=12)
-    with DistNeighborLoader(dataset, FANOUTS, seeds, seed=SEED, num_workers=0, batch_size=12) as loader:
-        [expected] = loader
-    for name in ("n_id", "e_id", "edge_index", "x", "y"):
-        assert torch.equal(batch[name], expected[name])
+    for seeds in (torch.arange(12).flip(0), torch.arange(dataset.num_nodes) % 9 == 4):
+        pygs = NeighborLoader(dataset.as_pyg(), None, seeds, neighbor_sampler=sampler, batch_size=5)
+        with DistNeighborLoader(dataset, FANOUTS, seeds, seed=SEED, num_workers=0, batch_size=5) as loader:
+            for batch, expected in zip(pygs, loader, strict=True):
+                for name in ("n_id", "e_id", "edge_index", "x", "y", "input_id"):
+                    assert torch.equal(batch[name], expected[name])
 
 
 def test_all_edges_of_a_type_and_all_nodes_of_a_type() -> None:

@@ -67,7 +67,7 @@ def test_walks_are_those_of_the_oracle(data: st.DataObject) -> None:
         assigner=data.draw(st.sampled_from(["range", "hash"])),
     )
     batch = first(dataset, torch.tensor(seeds), RandomWalkSamplerOptions(length, per_seed, p=p, q=q))
-    key = oracle.batch_key(5, 0, seeds)
+    key = oracle.request_key(5, 0, range(len(seeds)), seeds)
     path = [(EDGE, lists_of(edges, edge_dir))] * length
     starts = [seed for seed in seeds for _ in range(per_seed)]
     expected = [oracle.random_walk(key, number, start, path, p=p, q=q) for number, start in enumerate(starts)]
@@ -86,7 +86,7 @@ def test_a_metapath_is_followed_and_repeated() -> None:
     batch = first(dataset, ("user", torch.tensor(seeds)), options)
     lists = [lists_of(list(map(tuple, data[each].edge_index.t().tolist())), "out") for each in (buys, bought)]
     path = [((buys, bought)[step % 2], lists[step % 2]) for step in range(5)]
-    key = oracle.batch_key(5, 0, seeds)
+    key = oracle.request_key(5, 0, range(len(seeds)), seeds)
     for number, row in enumerate(batch.walks.tolist()):
         types = ["user", "item"] * 3
         found = [-1 if at < 0 else int(batch[kind].n_id[at]) for kind, at in zip(types, row, strict=True)]

@@ -143,7 +143,7 @@ def test_batches_are_those_of_the_oracle(graph: Any, kind: str, data: st.DataObj
         edges,
         sorted(counts),
         fanouts=fanouts,
-        key=oracle.batch_key(9, 0, seeds),
+        key=oracle.request_key(9, 0, range(len(seeds)), seeds),
         seed_type=seed_type,
         seeds=seeds,
         trees=[range(len(seeds))] if disjoint else None,

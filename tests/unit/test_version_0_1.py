@@ -1,4 +1,4 @@
-"""What version 0.1 wrote is read: the state of a loader, a plan and a request of its wire.
+"""What version 0.1 wrote: a plan and a request of its wire are read, a state is refused by name.
 
 ``tests/data/version_0_1.json`` was written by a build of it: a loader over the graph below was left after two
 batches. The file has the loader's state and plan, the request for the third batch as a trainer sent it, and a
@@ -13,13 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from gigl_loader import DistDataset, DistNeighborLoader
+from gigl_loader.native import draws
 from gigl_loader.rpc.graph_store_pb2 import SampleRequest
 from gigl_loader.sampling.plans import read_plan
 from gigl_loader.sampling.request import SEED, BatchRequest
 from gigl_server.admission import Limits
 from gigl_server.sessions.registry import read_request
+from tests.support.plans import key_without_places
 from tests.support.pyg_graphs import homogeneous
 
 WRITTEN: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data" / "version_0_1.json").read_text())
@@ -39,7 +42,20 @@ def _digest(batch: Any) -> str:
     return digest.hexdigest()
 
 
-def test_a_state_goes_on_with_the_batch_that_came_next() -> None:
+def test_a_state_is_refused_as_its_batches_had_other_draws() -> None:
+    told = (
+        "draw specification 1, .* has 2: .* resume it with the version that wrote it, or begin the run again$"
+    )
+    with pytest.raises(ValueError, match=told):
+        _loader().load_state_dict(WRITTEN["state"])
+
+
+def test_a_state_goes_on_by_its_own_draws_with_the_batch_that_came_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No other rule has changed since."""
+    monkeypatch.setattr(draws, "DRAW_SPECIFICATION", 1)
+    monkeypatch.setattr(BatchRequest, "key", key_without_places)
     loader = _loader()
     loader.load_state_dict(WRITTEN["state"])
     assert _digest(next(loader)) == WRITTEN["next_batch"]

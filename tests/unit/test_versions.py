@@ -51,7 +51,7 @@ def test_the_newest_common_version_is_used(numbers: tuple[int, int, int, int]) -
 
 def test_other_draws_are_refused_with_both_numbers() -> None:
     with pytest.raises(
-        ValueError, match=r"^it runs gigl-loader 9\.9, and has draw specification 7; here it is 1"
+        ValueError, match=r"^it runs gigl-loader 9\.9, and has draw specification 7; here it is 2"
     ) as refused:
         build(versions.WIRE_VERSION, versions.OLDEST_WIRE_VERSION, 7).agree("it")
     assert "\n" not in str(refused.value)

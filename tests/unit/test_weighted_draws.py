@@ -134,7 +134,7 @@ def test_any_partitioning_gives_the_draws_of_the_written_rules(
         fanouts=hops,
         seed_type="a",
         seeds=ids,
-        key=oracle.batch_key(9, 3, ids),
+        key=oracle.request_key(9, 3, range(len(ids)), ids),
         edge_dir=edge_dir,
         replace=replace,
         weights={kind: {row[2]: row[3] for row in edges[kind]} for kind in WEIGHTED},

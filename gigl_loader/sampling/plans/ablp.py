@@ -9,7 +9,6 @@ import numpy as np
 
 from gigl_loader.graph.schema import Column, type_name
 from gigl_loader.native import BatchTooLarge as NativeTooLarge
-from gigl_loader.native import batch_key
 from gigl_loader.sampling.frame_schema import FrameArray, FrameSchema
 from gigl_loader.sampling.khop import KHop
 from gigl_loader.sampling.labels import LABEL_HOP, LabelLookup, distinct_ranks
@@ -202,7 +201,7 @@ class ABLPSeeder:
     def seeds(self, request: BatchRequest, bounds: BatchBounds) -> BatchSeeds:
         plan, anchors = self._plan, request.inputs[SEED]
         ids = anchors if self._ids is None else self._ids[anchors]
-        key = batch_key(self._run_seed, request.epoch, ids)
+        key = request.key(self._run_seed, ids)
         disjoint = plan.hops.disjoint
         distinct = anchors if disjoint else anchors[np.sort(np.unique(anchors, return_index=True)[1])]
         if len(distinct) + plan.random_negatives * len(plan.supervision) > bounds.edges:

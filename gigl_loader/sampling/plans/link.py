@@ -21,7 +21,6 @@ from gigl_loader.sampling.seeds import (
     EntryTimes,
     Exclusion,
     in_trees,
-    request_key,
     time_inputs,
     timed,
 )
@@ -211,7 +210,7 @@ class LinkSeeder:
             raise bounds.too_many_edges(count)
         ends = (request.inputs["src"], request.inputs["dst"])
         ids = [each if known is None else known[each] for each, known in zip(ends, self._ids, strict=True)]
-        key = request_key(self._run_seed, request, ids)
+        key = request.key(self._run_seed, *ids)
         columns: dict[str, tuple[int, Int64Array]] = {
             "src": (self._types[0], ends[0]),
             "dst": (self._types[1], ends[1]),
