@@ -72,7 +72,9 @@ class KHop:
             )
         hops = {len(fanouts) for fanouts in self.num_neighbors.values()}
         if len(hops) > 1:
-            raise ValueError(f"all edge types need the same number of hops, got {sorted(hops)}")
+            raise ValueError(
+                f"num_neighbors: hops must be the same across all edge types, got {sorted(hops)}"
+            )
         for edge_type, fanouts in self.num_neighbors.items():
             for fanout in fanouts:
                 if fanout < -1:

@@ -288,7 +288,11 @@ BAD_FANOUTS: list[tuple[Any, type[Exception], str]] = [
     ({**TWO_HOPS, ("tag", "item"): [1, 1]}, ValueError, "num_neighbors names an edge type twice"),
     ({}, ValueError, "num_neighbors is empty"),
     (NumNeighbors({}, default=[1, -2]), ValueError, "the default of num_neighbors at hop 1 .* got -2"),
-    ({**TWO_HOPS, ("tag", "near", "tag"): [1]}, ValueError, r"same number of hops, got \[1, 2\]"),
+    (
+        {**TWO_HOPS, ("tag", "near", "tag"): [1]},
+        ValueError,
+        r"hops must be the same across all edge types, got \[1, 2\]",
+    ),
     ({**TWO_HOPS, ("tag", "near", "tag"): [1, -9]}, ValueError, r"'near', 'tag'\) at hop 1 .* got -9"),
 ]
 

@@ -138,7 +138,7 @@ def test_what_is_no_plan_is_refused(text: str, message: str) -> None:
         ("num_neighbors", [[list(EDGE), [-2]]], "fanout -2"),
         ("num_neighbors", [[list(EDGE), [2**31]]], "is 2147483648 or more"),
         ("num_neighbors", [[list(EDGE), ["3"]]], "a whole number, got '3'"),
-        ("num_neighbors", [[list(EDGE), [1]], [["user", "trusts", "user"], [1, 2]]], "same number of hops"),
+        ("num_neighbors", [[list(EDGE), [1]], [["user", "trusts", "user"], [1, 2]]], "hops must be the same"),
         ("node_columns", [], "node_columns is an object of lists"),
         ("node_columns", {"tag": []}, "no node type 'tag'"),
         ("node_columns", {"user": ["z"]}, "'user' has no column 'z'; known: "),
