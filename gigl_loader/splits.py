@@ -103,7 +103,8 @@ def hash_splits(
         raise ValueError(f"seed must be a whole number in [0, 2**64), got {seed!r}")
     words, unused = np.empty(len(first), np.uint64), np.empty(len(first), np.uint64)
     key = batch_key(seed, 0, np.array([1 if second is None else 2], np.int64))
-    philox_words(key, first, np.zeros(len(first), np.int64) if second is None else second, words, unused)
+    high = np.zeros(len(first), np.int64) if second is None else np.ascontiguousarray(second)
+    philox_words(key, np.ascontiguousarray(first), high, words, unused)
     places = (words >> np.uint64(11)).astype(np.int64)  # in [0, 2**53)
     splits, begin, total = {}, 0, 0.0
     for name, fraction in fractions.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -30,6 +31,21 @@ class EdgeDirection(str, Enum):
     outward = "out"
 
 
+class UnknownIds(str, Enum):
+    """What becomes of ids that a node table does not have."""
+
+    error = "error"
+    drop = "drop"
+    add = "add"
+
+
+class Kept(str, Enum):
+    """What becomes of some edges."""
+
+    keep = "keep"
+    drop = "drop"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableOptions:
     """Tables of a graph, as options. Most values may begin with the type they are meant for."""
@@ -52,7 +68,8 @@ class TableOptions:
         list[str], typer.Option(help="[TYPE=]TRAIN,VAL,TEST: splits by hash of the ids, e.g. 0.8,0.1,0.1.")
     ] = field(default_factory=list)
     split_edges: Annotated[
-        list[str], typer.Option(help="[TYPE=]TRAIN,VAL,TEST: splits of edges by hash of both ids.")
+        list[str],
+        typer.Option(help="[TYPE=]TRAIN,VAL,TEST: splits of edges (of all types) by hash of both ids."),
     ] = field(default_factory=list)
     message_edges: Annotated[
         str | None,
@@ -64,7 +81,7 @@ class TableOptions:
     stack: Annotated[
         list[str], typer.Option(help="[TYPE:]NEW=PATTERNS: make one vector of columns, e.g. 'x=f_*,age'.")
     ] = field(default_factory=list)
-    drop: Annotated[list[str], typer.Option(help="[TYPE:]PATTERN: leave columns out.")] = field(
+    drop: Annotated[list[str], typer.Option(help="[TYPE:]PATTERN,...: leave columns out.")] = field(
         default_factory=list
     )
     dtypes: Annotated[
@@ -85,6 +102,10 @@ class TableOptions:
     csv_delimiter: Annotated[
         str | None, typer.Option(help="Character between values of CSV files, or tab (default: comma).")
     ] = None
+    csv_columns: Annotated[
+        list[str],
+        typer.Option(help="[TYPE:]NAME,...: columns of CSV files without a header line, e.g. src,dst."),
+    ] = field(default_factory=list)
     csv_quote: Annotated[str, typer.Option(help="Character around values of CSV files, or none.")] = '"'
     weights: Annotated[
         list[str],
@@ -106,6 +127,15 @@ class TableOptions:
             help="SRC,REL,DST[:negative]=FILES: labels of anchors, src and dst. No batch has them as edges."
         ),
     ] = field(default_factory=list)
+
+    unknown_ids: Annotated[
+        UnknownIds,
+        typer.Option(help="Ids that no node table has: refuse them, leave their rows out, or add nodes."),
+    ] = UnknownIds.error
+    duplicates: Annotated[
+        Kept, typer.Option(help="Parallel edges of a type: keep all, or the one with the smallest id.")
+    ] = Kept.keep
+    self_loops: Annotated[Kept, typer.Option(help="Edges from a node to itself.")] = Kept.keep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +229,8 @@ def _told(tasks: TaskTotals) -> str:
         f"; {tasks.resumed} of {tasks.done + tasks.resumed} tasks were done before" if tasks.resumed else ""
     )
     told += f"; {tasks.lost} tasks done again" if tasks.lost else ""
+    reasons = sum((Counter(each) for each in tasks.left_out.values()), Counter[str]())
+    told += "; left out: " + ", ".join(f"{n:,} {why}" for why, n in reasons.items()) if reasons else ""
     if tasks.peak_bytes:
         told += (
             f"; {tasks.num_workers} tasks at once with {tasks.task_bytes / 1e6:,.0f} MB to work with, "

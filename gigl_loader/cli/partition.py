@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from contextlib import contextmanager
 from time import monotonic
@@ -66,11 +67,13 @@ def partition(
     executor = engine.executor_of_choice()
     totals: list[TaskTotals] = []
     chosen = read_assigner(assigner, options)
-    tables = open_tables(options)
+    with _showing_a_command():
+        tables = open_tables(options)
     with (
         _telling_of_scratch(engine.scratch),
         terminated_as_interrupted(),
         build_progress(quiet=json) as progress,
+        _showing_a_command(),
     ):
         schema = build_graph(
             tables,
@@ -87,6 +90,20 @@ def partition(
             summary=totals.append,
         )
     report(shown(out), schema, monotonic() - started, as_json=json, tasks=totals[0])
+
+
+@contextmanager
+def _showing_a_command() -> Iterator[None]:
+    """Add to a refusal of tables the whole command with the options that it needs."""
+    from gigl_loader.partition.table import OptionsNeeded
+
+    try:
+        yield
+    except OptionsNeeded as error:
+        if not error.options:
+            raise
+        command = shlex.join(["gigl-loader", *sys.argv[1:], *error.options])
+        raise ValueError(f"{error.problems}. This would work: {command}") from error
 
 
 @contextmanager

@@ -112,7 +112,8 @@ def with_schema(options: TableOptions, tables: list[RelationalTable]) -> TableOp
             rename += [f"{table.name}:{table.time}={_TIME}"] if table.time != _TIME else []
             times.append(f"{table.name}:{_TIME}")
         dropped = [*table.foreign_keys, *(each for each, kind in table.types.items() if kind == "drop")]
-        drop += [f"{table.name}:{glob.escape(column)}" for column in dropped if column != table.primary_key]
+        patterns = {column: glob.escape(column).replace(",", "?") for column in dropped}
+        drop += [f"{table.name}:{each}" for column, each in patterns.items() if column != table.primary_key]
         dtypes += [
             f"{table.name}:{column}={kind}"
             for column, kind in table.types.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gigl_loader.cli.build_options import TableOptions
 from gigl_loader.cli.schema_file import foreign_key_edges, read_schema_file, with_schema
@@ -19,16 +19,22 @@ from gigl_loader.graph.schema import (
     label_list,
 )
 from gigl_loader.partition.assigners import assigner_named
+from gigl_loader.partition.checks import check_tables
+from gigl_loader.partition.declared import declared, declared_times, read_quantize
 from gigl_loader.partition.owner_tables import TableAssigner, owners_from_files
 from gigl_loader.partition.readers import Table
-from gigl_loader.partition.sources import ColumnOptions, CsvFormat, Role, name_columns, open_files
+from gigl_loader.partition.sources import (
+    ColumnOptions,
+    CsvFormat,
+    Role,
+    column_sources,
+    name_columns,
+    open_files,
+)
 from gigl_loader.partition.table import (
     GraphTables,
     NodeTable,
-    declared,
-    declared_times,
     known_columns,
-    read_quantize,
 )
 from gigl_loader.partition.views import label_set, reverse_of, with_reverse_edges
 from gigl_loader.splits import named_fractions
@@ -37,6 +43,7 @@ if TYPE_CHECKING:
     from gigl_loader.partition.assigners import Assigner, GraphAssigner
 
 _Key = NodeType | EdgeType
+_Default = TypeVar("_Default", NodeType, None)
 
 
 def _csv_format(options: TableOptions) -> CsvFormat:
@@ -51,18 +58,28 @@ class _Scoped:
 
     csv: CsvFormat
     by_type: dict[_Key | None, ColumnOptions] = field(default_factory=dict)
+    csv_columns: list[tuple[_Key | None, tuple[str, ...]]] = field(default_factory=list)
 
     def add(self, option: str, value: str, kind: str) -> None:
         left, equals, right = value.partition("=")
         scope, colon, name = left.rpartition(":")
         key = _key(scope) if colon else None
         found = self.by_type.get(key, ColumnOptions())
-        if kind == "drop":
-            self.by_type[key] = replace(found, drop=(*found.drop, name + equals + right))
-            return
-        if not name or not right:
+        if kind == "csv_columns":
+            self.csv_columns.append((key, tuple(name.split(","))))
+        elif kind == "drop":
+            self.by_type[key] = replace(found, drop=(*found.drop, *(name + equals + right).split(",")))
+        elif not name or not right:
             raise ValueError(f"{option} {value}: write {option} [TYPE:]NAME=VALUE")
-        self.by_type[key] = _with(found, kind, name, right)
+        else:
+            self.by_type[key] = _with(found, kind, name, right)
+
+    def csv_of(self, key: _Key, role: Role) -> CsvFormat:
+        """Return the format of the CSV files of a table. Names with an end are of edges."""
+        for scope, names in sorted(self.csv_columns, key=lambda each: each[0] is None):
+            if scope == key or (scope is None and ("src" in names or "dst" in names) == (role == "edges")):
+                return replace(self.csv, columns=names)
+        return self.csv
 
     def of(self, key: _Key, table: Table, role: Role) -> ColumnOptions:
         """Return the options for one table: its own, and the general ones that apply to its columns."""
@@ -72,26 +89,25 @@ class _Scoped:
         options = ColumnOptions(
             rename={old: new for old, new in shared.rename.items() if old in names} | dict(own.rename),
             stack={new: p for new, p in shared.stack.items() if _all_match(p, names)} | dict(own.stack),
-            drop=(*shared.drop, *own.drop),
+            drop=(*(pattern for pattern in shared.drop if _matches(pattern, names)), *own.drop),
         )
-        final = name_columns(table, role=role, options=options).columns
+        final = column_sources(table, role=role, options=options)
         dtypes = {name: dtype for name, dtype in shared.dtypes.items() if name in final}
         fill = {name: value for name, value in shared.fill.items() if _matches(name, [*names, *final])}
         return replace(options, dtypes=dtypes | dict(own.dtypes), fill=fill | dict(own.fill))
 
     def require_used(self, keys: Iterable[_Key], columns: Iterable[str]) -> None:
-        """Raise ``ValueError`` for an option that applies to nothing."""
+        """Raise ``ValueError`` for options that apply to nothing."""
         known, names = set(keys), list(columns)
-        for key in self.by_type:
+        for key in (*self.by_type, *(scope for scope, _ in self.csv_columns)):
             if key is not None and key not in known:
                 raise ValueError(f"no table of type {_said(key)}; given: {', '.join(map(_said, known))}")
         shared = self.by_type.get(None, ColumnOptions())
         stacked = [pattern for listed in shared.stack.values() for pattern in listed.split(",")]
-        for pattern in (*shared.rename, *stacked, *shared.drop, *shared.dtypes, *shared.fill):
-            if not _matches(pattern, names):
-                raise ValueError(
-                    f"no table has a column {pattern!r}; columns: {', '.join(sorted(set(names)))}"
-                )
+        patterns = (*shared.rename, *stacked, *shared.drop, *shared.dtypes, *shared.fill)
+        if unmatched := [pattern for pattern in patterns if not _matches(pattern.strip(), names)]:
+            listed = ", ".join(map(repr, dict.fromkeys(unmatched)))
+            raise ValueError(f"no table has a column {listed}; columns: {', '.join(sorted(set(names)))}")
 
 
 def _with(options: ColumnOptions, kind: str, name: str, value: str) -> ColumnOptions:
@@ -117,9 +133,11 @@ def open_tables(options: TableOptions) -> GraphTables:
         ("--drop", options.drop, "drop"),
         ("--dtype", options.dtypes, "dtypes"),
         ("--fill", options.fill, "fill"),
+        ("--csv-columns", options.csv_columns, "csv_columns"),
     ):
         for value in values:
             scoped.add(option, value, kind)
+    foreign_keys = foreign_key_edges(relational, scoped.csv)
     seen: list[str] = []
     edge_tables = {key: _open(key, specs, "edges", scoped, seen) for key, specs in edges.items()}
     node_tables = {key: _node_table(key, specs, scoped, seen) for key, specs in nodes.items()}
@@ -137,12 +155,16 @@ def open_tables(options: TableOptions) -> GraphTables:
     tables = GraphTables(
         edges={
             **{key: table for key, table in edge_tables.items() if isinstance(key, tuple)},
-            **foreign_key_edges(relational, scoped.csv),
+            **foreign_keys,
         },
         nodes={key: table for key, table in node_tables.items() if isinstance(key, str)},
         labels=label_tables,
+        unknown_ids=options.unknown_ids.value,
+        duplicates=options.duplicates.value,
+        self_loops=options.self_loops.value,
     )
-    tables = replace(tables, splits=_edge_splits(options.split_edges))
+    check_tables(tables)
+    tables = replace(tables, splits=_edge_splits(options.split_edges, tables.edges))
     reverses = _reverses(options.reverse)
     added = with_reverse_edges(tables, reverses, undirected=options.undirected)
     columns = {key: table.columns for key, table in added.edges.items()}
@@ -197,15 +219,22 @@ def _fractions(options: Sequence[str]) -> dict[NodeType, dict[str, float]]:
     return found
 
 
-def _edge_splits(options: Sequence[str]) -> dict[EdgeType, EdgeSplits]:
-    """Return the splits by edge type for each ``--split-edges [TYPE=]TRAIN,VAL,TEST``."""
+def _edge_splits(options: Sequence[str], known: Iterable[EdgeType]) -> dict[EdgeType, EdgeSplits]:
+    """Return the splits by edge type for each ``--split-edges [TYPE=]TRAIN,VAL,TEST``.
+
+    Without a type, it is for all types that have no splits of their own.
+    """
     found: dict[EdgeType, EdgeSplits] = {}
+    shared: EdgeSplits | None = None
     for option in options:
-        key, fractions = _split_option("--split-edges", option, HOMOGENEOUS_EDGE)
+        key, fractions = _split_option("--split-edges", option, None)
         if isinstance(key, str):
             raise ValueError(f"--split-edges {option}: {key!r} is no edge type; write SRC,REL,DST=FRACTIONS")
-        found[key] = EdgeSplits(fractions=fractions)
-    return found
+        if key is None:
+            shared = EdgeSplits(fractions=fractions)
+        else:
+            found[key] = EdgeSplits(fractions=fractions)
+    return found if shared is None else {**dict.fromkeys(known, shared), **found}
 
 
 def _message_edges(option: str | None) -> tuple[str, ...] | None:
@@ -213,7 +242,7 @@ def _message_edges(option: str | None) -> tuple[str, ...] | None:
     return None if option is None else tuple(filter(None, option.split(",")))
 
 
-def _split_option(name: str, option: str, default: _Key) -> tuple[_Key, dict[str, float]]:
+def _split_option(name: str, option: str, default: _Default) -> tuple[_Key | _Default, dict[str, float]]:
     scope, equals, listed = option.rpartition("=")
     key = _key(scope) if equals else default
     try:
@@ -286,20 +315,20 @@ def time_columns(
 
 
 def _open(key: _Key, specs: Sequence[str], role: Role, scoped: _Scoped, seen: list[str]) -> Table:
-    table = open_files(specs, role=role, options=_all_options(scoped, key))
+    table = open_files(specs, role=role, options=_all_options(scoped, key, role))
     named = name_columns(table, role=role, options=scoped.of(key, table, role))
     seen += [*table.columns, *named.columns]
     return named
 
 
-def _all_options(scoped: _Scoped, key: _Key) -> ColumnOptions:
+def _all_options(scoped: _Scoped, key: _Key, role: Role) -> ColumnOptions:
     """Return what a reader must know before it sees the columns: names and dtypes, used or not."""
     shared, own = scoped.by_type.get(None, ColumnOptions()), scoped.by_type.get(key, ColumnOptions())
     return ColumnOptions(
         rename={**shared.rename, **own.rename},
         stack={**shared.stack, **own.stack},
         dtypes={**shared.dtypes, **own.dtypes},
-        csv=scoped.csv,
+        csv=scoped.csv if role == "ids" else scoped.csv_of(key, role),
     )
 
 
@@ -353,7 +382,7 @@ def _matches(pattern: str, names: Iterable[str]) -> bool:
 
 def _split_table(files: str, node_type: NodeType, scoped: _Scoped) -> Table:
     """Open the nodes of a split. Of the options, it has the dtype of ids of its type."""
-    options = _all_options(scoped, node_type)
+    options = _all_options(scoped, node_type, "ids")
     dtypes = {name: dtype for name, dtype in options.dtypes.items() if name == "id"}
     table = open_files(files, role="ids", options=replace(options, stack={}, dtypes=dtypes))
     named = name_columns(table, role="ids", options=ColumnOptions(csv=scoped.csv))

@@ -185,6 +185,8 @@ class EdgeSchema:
     """Splits of the edges of this type, with those that are held out."""
     times: tuple[str, ...] = ()
     """Columns declared as times, by which lists are ordered, too."""
+    reverse: EdgeType | None = None
+    """Type that is declared to hold these edges the other way round. It may be this type itself."""
 
     def __post_init__(self) -> None:
         if self.count < 0:
@@ -234,6 +236,11 @@ class GraphSchema:
             if name in self.edges or not is_hidden_list(name):
                 raise ValueError(f"{name} cannot name a label set")
 
+    @property
+    def reverses(self) -> dict[EdgeType, EdgeType]:
+        """Declared reverse of each edge type that has one."""
+        return {each: edges.reverse for each, edges in self.edges.items() if edges.reverse is not None}
+
     def _check_edge_type(self, edge_type: EdgeType) -> None:
         if len(edge_type) != 3:
             raise ValueError(f"an edge type is (source, relation, destination), got {edge_type!r}")
@@ -244,6 +251,11 @@ class GraphSchema:
         wide = self.nodes[self.neighbor_type(edge_type)].count >= _WIDE
         if self.lists[edge_type].wide_indices != wide:
             raise ValueError(f"edge type {edge_type}: wide_indices must be {wide}")
+        reverse = self.lists[edge_type].reverse
+        if reverse is not None and (
+            reverse not in self.edges or (reverse[0], reverse[2]) != (edge_type[2], edge_type[0])
+        ):
+            raise ValueError(f"edge type {edge_type}: {reverse} cannot be its reverse")
         neighbor = self.neighbor_type(edge_type)
         twice = sorted({*self.lists[edge_type].times} & {*self.nodes[neighbor].times})
         if twice and edge_type in self.edges:
@@ -429,12 +441,12 @@ def _edges_to_json(edge_type: EdgeType, edges: EdgeSchema) -> dict[str, Any]:
         **({"weights": list(edges.weights)} if edges.weights else {}),
         **({"times": list(edges.times)} if edges.times else {}),
         **({} if edges.splits is None else {"splits": _splits_to_json(edges.splits)}),
+        **({} if edges.reverse is None else {"reverse": list(edges.reverse)}),
     }
 
 
 def _edges_from_json(entry: Mapping[str, Any]) -> tuple[EdgeType, EdgeSchema]:
-    source, relation, destination = entry["type"]
-    return (source, relation, destination), EdgeSchema(
+    return _edge_type_from_json(entry["type"]), EdgeSchema(
         count=int(entry["count"]),
         wide_indices=bool(entry["wide_indices"]),
         columns=_columns_from_json(entry["columns"]),
@@ -443,7 +455,13 @@ def _edges_from_json(entry: Mapping[str, Any]) -> tuple[EdgeType, EdgeSchema]:
         weights=tuple(str(name) for name in entry.get("weights", ())),
         splits=_splits_from_json(entry["splits"]) if "splits" in entry else None,
         times=tuple(str(name) for name in entry.get("times", ())),
+        reverse=_edge_type_from_json(entry["reverse"]) if "reverse" in entry else None,
     )
+
+
+def _edge_type_from_json(entry: Any) -> EdgeType:
+    source, relation, destination = entry
+    return (source, relation, destination)
 
 
 def _splits_to_json(splits: EdgeSplits) -> dict[str, Any]:

@@ -334,7 +334,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
         ``reverse_edge_types``
             With ``exclude_targets``: for the links' edge type, the type that holds the same edges the other
             way round, which are removed, too. A graph of one edge type that holds both directions maps the
-            type to itself.
+            type to itself. ``None``: the reverses that the build was told (``--reverse``).
         ``disjoint``
             Sample a tree of its own around every link, its ends and its negatives. ``batch`` is the number of
             the tree of every node.
@@ -461,7 +461,8 @@ class DistLinkNeighborLoader(BaseDistLoader):
         }
         if not self._exclude_targets:
             return (), ()
-        return (edge_type,), (found[edge_type],) if edge_type in found else ()
+        reverse = (self.dataset.schema.reverses if reverses is None else found).get(edge_type)
+        return (edge_type,), () if reverse is None else (reverse,)
 
     @cached_property
     def _collator(self) -> Collator:

@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from gigl_loader.graph.column_names import check_column_names
 from gigl_loader.graph.folder import Folder
 from gigl_loader.graph.ids import Directory
 from gigl_loader.graph.manifest import MANIFEST_NAME, Manifest, version_for
-from gigl_loader.graph.schema import GraphSchema, NodeSchema, NodeType
+from gigl_loader.graph.schema import EdgeSchema, EdgeType, GraphSchema, NodeSchema, NodeType, held_out_list
 from gigl_loader.partition.assigners import AnyAssigner, Assigner, GraphAssigner, assigner_named
+from gigl_loader.partition.checks import check_tables
 from gigl_loader.partition.job import Budget, Job, Progress
 from gigl_loader.partition.output import OutputFolder
 from gigl_loader.partition.readers import Table
 from gigl_loader.partition.site import build_site
 from gigl_loader.partition.stage import stamp_of
-from gigl_loader.partition.steps.edges import build_edges
+from gigl_loader.partition.steps.edges import EdgeDrops, build_edges
+from gigl_loader.partition.steps.ids import UnknownIds
 from gigl_loader.partition.steps.index import index_node_times, index_timed_weights, index_times
 from gigl_loader.partition.steps.nodes import build_nodes
 from gigl_loader.partition.steps.quantized_table import quantize_columns
+from gigl_loader.partition.steps.relations import read_relations, reverses_of
 from gigl_loader.partition.steps.splits import hold_out_edges
 from gigl_loader.partition.steps.text_ids import number_text_ids
-from gigl_loader.partition.table import EDGE_ROLES, NODE_ROLES, GraphTables, data_columns
+from gigl_loader.partition.steps.unknown_ids import add_unknown_nodes, directories_of, unknown_ids
+from gigl_loader.partition.table import GraphTables, OptionsNeeded, of_relation
 from gigl_loader.partition.views import MissingValues, missing_anywhere
 
 if TYPE_CHECKING:
+    from gigl_loader.graph.ids import TextIds
     from gigl_loader.partition.executors import Executor
     from gigl_loader.partition.runner import TaskTotals
+
+logger = logging.getLogger(__name__)
 
 _MAX_PARTITIONS = 1 << 16
 
@@ -69,7 +77,7 @@ def build_graph(
         raise ValueError(f"num_partitions must lie in 1..{_MAX_PARTITIONS}, got {num_partitions}")
     if edge_dir not in ("in", "out"):
         raise ValueError(f'edge_dir must be "in" or "out", got {edge_dir!r}')
-    _check_column_names(tables)
+    check_tables(tables)
     chosen = assigner_named(assigner)
 
     def describe() -> Mapping[str, Any]:
@@ -110,16 +118,6 @@ def build_graph(
     return schema
 
 
-def _check_column_names(tables: GraphTables) -> None:
-    nodes = {
-        node_type: data_columns(each.rows, NODE_ROLES)
-        for node_type, each in tables.nodes.items()
-        if each.rows is not None
-    }
-    edges = {edge_type: data_columns(each, EDGE_ROLES) for edge_type, each in tables.edges.items()}
-    check_column_names(nodes, edges, homogeneous=tables.homogeneous)
-
-
 def _all_tables(tables: GraphTables) -> Iterator[Table]:
     for nodes in tables.nodes.values():
         yield from (*filter(None, [nodes.rows]), *nodes.splits.values())
@@ -127,35 +125,52 @@ def _all_tables(tables: GraphTables) -> Iterator[Table]:
 
 
 def _build(job: Job, given: GraphTables, assigner: Assigner | GraphAssigner) -> GraphSchema:
-    numbered, text_types = number_text_ids(job, given)
+    numbered, texts = number_text_ids(job, given)
+    try:
+        return _write_graph(job, _with_known_ids(job, given, numbered, texts), given, texts, assigner)
+    except UnknownIds as error:
+        lines = unknown_ids(given, texts, directories_of(job, numbered))
+        raise OptionsNeeded(lines or [str(error)], ["--unknown-ids", "drop"]) from error
+
+
+def _with_known_ids(
+    job: Job, given: GraphTables, numbered: GraphTables, texts: Mapping[NodeType, TextIds]
+) -> GraphTables:
+    """Return the tables with nodes that are added for unknown ids, if the tables say so."""
+    if numbered.unknown_ids != "add":
+        return numbered
+    known = directories_of(job, numbered)
+    tables = add_unknown_nodes(job, numbered, known)
+    if any(each.added for each in tables.nodes.values()):
+        for line in unknown_ids(given, texts, known):
+            logger.warning("added as nodes: %s", line)
+    return tables
+
+
+def _write_graph(
+    job: Job,
+    numbered: GraphTables,
+    given: GraphTables,
+    texts: Mapping[NodeType, TextIds],
+    assigner: Assigner | GraphAssigner,
+) -> GraphSchema:
+    relations = read_relations(job, numbered)
     tables = quantize_columns(job, hold_out_edges(job, numbered))
     owners = assigner.plan(job, tables) if isinstance(assigner, GraphAssigner) else assigner
     nodes: dict[NodeType, NodeSchema] = {}
     directories: dict[NodeType, Directory] = {}
     for node_type in tables.node_types:
         built, directories[node_type] = build_nodes(job, tables, node_type, owners)
-        nodes[node_type] = replace(built, text_ids=node_type in text_types)
-    edges = {
-        edge_type: build_edges(
-            job,
-            edge_type,
-            tables.edges[edge_type],
-            nodes,
-            directories,
-            weights=tables.weights.get(edge_type, ()),
-            splits=tables.splits.get(edge_type),
-        )
-        for edge_type in sorted(tables.edges)
-    }
-    labels = {
-        name: build_edges(job, name, tables.labels[name], nodes, directories, outward=True)
-        for name in sorted(tables.labels)
-    }
+        times = tables.times.get(node_type, ())
+        nodes[node_type] = replace(built, text_ids=node_type in texts, times=times)
+    edges, labels = _write_lists(job, tables, relations, nodes, directories)
+    for kind, reverse in reverses_of(tables.reverses, relations).items():
+        edges[kind] = replace(edges[kind], reverse=reverse)
     schema = GraphSchema(
         edge_dir=job.edge_dir,
         homogeneous=tables.homogeneous,
-        nodes={kind: replace(each, times=tables.times.get(kind, ())) for kind, each in nodes.items()},
-        edges={kind: replace(each, times=tables.times.get(kind, ())) for kind, each in edges.items()},
+        nodes=nodes,
+        edges=edges,
         num_partitions=job.num_partitions,
         labels=labels,
     )
@@ -167,9 +182,72 @@ def _build(job: Job, given: GraphTables, assigner: Assigner | GraphAssigner) -> 
             index_times(job, schema, edge_type, time)
             for weight in schema.edges[edge_type].weights:
                 index_timed_weights(job, schema, edge_type, time, weight)
+    _tell_left_out(job, given, texts, directories)
     manifest = Manifest(schema, {"assigner": assigner.name}, job.files, version_for(schema))
     data = manifest.to_bytes()
     sink = job.folder.create(MANIFEST_NAME, len(data))
     sink.write(0, data)
     sink.close()
     return schema
+
+
+def _write_lists(
+    job: Job,
+    tables: GraphTables,
+    relations: Mapping[EdgeType, Sequence[str]],
+    nodes: Mapping[NodeType, NodeSchema],
+    directories: Mapping[NodeType, Directory],
+) -> tuple[dict[EdgeType, EdgeSchema], dict[EdgeType, EdgeSchema]]:
+    """Write edges and hidden lists; return the schemas of both, by type."""
+    held = {held_out_list(kind): kind for kind in tables.splits}
+    edges: dict[EdgeType, EdgeSchema] = {}
+    labels: dict[EdgeType, EdgeSchema] = {}
+    counts: dict[EdgeType, Counter[str]] = {}
+    for name, table in sorted(tables.lists.items()):
+        kind = held.get(name, name)
+        are_edges = kind in tables.edges
+        rule = tables.splits.get(kind)
+        found = build_edges(
+            job,
+            name,
+            table,
+            nodes,
+            directories,
+            weights=tables.weights.get(name, ()),
+            splits=rule,
+            relations=relations.get(kind),
+            drops=EdgeDrops(
+                unknown=tables.unknown_ids == "drop",
+                self_loops=are_edges and kind[0] == kind[2] and tables.self_loops == "drop",
+                duplicates=are_edges and tables.duplicates == "drop",
+            ),
+            outward=name in tables.labels,
+        )
+        types = [of_relation(kind, text) for text in relations[kind]] if kind in relations else [kind]
+        for each, (listed, built) in zip(types, found.items(), strict=True):
+            if built.split_counts is not None:
+                counts.setdefault(each, Counter()).update(built.split_counts)
+            if name in tables.labels:
+                labels[listed] = built.schema
+            else:
+                edges[each] = replace(built.schema, times=tables.times.get(kind, ()), splits=rule)
+    for each, of_splits in counts.items():
+        rule = edges[each].splits
+        assert rule is not None
+        edges[each] = replace(edges[each], splits=replace(rule, counts=dict(of_splits)))
+    return edges, labels
+
+
+def _tell_left_out(
+    job: Job,
+    given: GraphTables,
+    texts: Mapping[NodeType, TextIds],
+    directories: Mapping[NodeType, Directory],
+) -> None:
+    """Log how many rows are left out, of which types, and which unknown ids they had."""
+    left_out = job.runner.totals.left_out
+    for what, reasons in left_out.items():
+        logger.warning("%s: left out %s", what, ", ".join(f"{n:,} {why}" for why, n in reasons.items()))
+    if any("unknown ids" in reasons for reasons in left_out.values()):
+        for line in unknown_ids(given, texts, directories):
+            logger.warning("left out: %s", line)

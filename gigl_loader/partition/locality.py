@@ -130,16 +130,18 @@ class EdgeStream:
         for name in ("src", "dst"):
             require_integers(table, name)
         for row, chunk in numbered(table, ["src", "dst"], self._job.budget.chunk_rows(16)):
-            src, dst = (
-                self._places(of, chunk[name], table, name, row)
-                for of, name in ((edge_type[0], "src"), (edge_type[2], "dst"))
-            )
+            ends = ((edge_type[0], "src"), (edge_type[2], "dst"))
+            src, dst = (self._ranks(of, chunk[name], table, name, row) for of, name in ends)
+            known = (src >= 0) & (dst >= 0)
             advance(len(src))
-            yield src, dst
+            yield self._places(edge_type[0], src[known]), self._places(edge_type[2], dst[known])
 
-    def _places(self, node_type: NodeType, ids: Array, table: Table, name: str, row: int) -> Array:
-        nodes = self._directories[node_type]
-        ranks = find_all(nodes, ids, node_type=node_type, table=table, name=name, first_row=row)
+    def _ranks(self, node_type: NodeType, ids: Array, table: Table, name: str, row: int) -> Int64Array:
+        """Return the ranks of nodes among the ids of their type, -1 for unknown ones that are left out."""
+        nodes, known = self._directories[node_type], self._tables.unknown_ids != "drop"
+        return find_all(nodes, ids, node_type=node_type, table=table, name=name, first_row=row, known=known)
+
+    def _places(self, node_type: NodeType, ranks: Int64Array) -> Array:
         return self.nodes.places(node_type, ranks).astype(self.dtype, copy=False)
 
 

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
-from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE, Column, EdgeType, NodeType
+from gigl_loader.graph.schema import (
+    HOMOGENEOUS_EDGE,
+    HOMOGENEOUS_NODE,
+    Column,
+    EdgeType,
+    LabelSign,
+    NodeType,
+    label_list,
+)
+from gigl_loader.partition.declared import declared, declared_times, read_quantize
 from gigl_loader.partition.readers import Table
 from gigl_loader.partition.table import (
     EDGE_ROLES,
@@ -20,12 +29,8 @@ from gigl_loader.partition.table import (
     ArrayTable,
     GraphTables,
     NodeTable,
-    declared,
-    declared_times,
     known_columns,
-    read_quantize,
 )
-from gigl_loader.partition.views import label_tables
 from gigl_loader.tensors import spec_of
 
 logger = logging.getLogger(__name__)
@@ -85,9 +90,46 @@ def tables_from_pyg(
         nodes=nodes,
         weights=declared(columns, weight_attr, "weight_attr"),
         times=declared_times(node_columns, columns, time_attr, "time_attr"),
-        labels=label_tables(labels, nodes),
+        labels=_label_tables(labels, nodes),
         quantize=read_quantize(quantize, known_columns(nodes, edges), "quantize"),
     )
+
+
+def _label_tables(
+    labels: Mapping[EdgeType, Any] | None, node_types: Collection[NodeType]
+) -> dict[EdgeType, Table]:
+    """Return the tables of label sets by name.
+
+    ``labels``: by supervision type, node ids [2, P] or a pair of positive and negative ones. ``ValueError``
+    and ``TypeError`` name the type and the rule that it breaks.
+    """
+    found: dict[EdgeType, Table] = {}
+    for edge_type, given in (labels or {}).items():
+        if not (
+            isinstance(edge_type, tuple)
+            and len(edge_type) == 3
+            and all(isinstance(part, str) for part in edge_type)
+        ):
+            raise TypeError(
+                f"labels: a supervision type is (anchor type, relation, label type), got {edge_type!r}"
+            )
+        for end in (edge_type[0], edge_type[2]):
+            if end not in node_types:
+                raise ValueError(f"labels of {edge_type}: node type {end!r} is not in the graph")
+        signs: tuple[LabelSign, ...] = ("positive", "negative")
+        pairs = given if isinstance(given, tuple) else (given,)
+        if not 1 <= len(pairs) <= 2:
+            raise ValueError(f"labels of {edge_type}: positive ones, or (positive, negative)")
+        for sign, each in zip(signs, pairs, strict=False):
+            found[label_list(edge_type, sign)] = _label_table(f"{sign} labels of {edge_type}", each)
+    return found
+
+
+def _label_table(what: str, given: Any) -> Table:
+    array = np.asarray(given.detach().cpu().numpy() if hasattr(given, "detach") else given)
+    if array.ndim != 2 or array.shape[0] != 2 or array.dtype.kind not in "iu":
+        raise ValueError(f"{what} are {array.dtype} {list(array.shape)}, not integer node ids [2, P]")
+    return ArrayTable(what, {"src": array[0], "dst": array[1]})
 
 
 def _warn_of_wide_masks(stores: Mapping[NodeType, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from gigl_loader.errors import BuildError, FormatError
@@ -46,6 +46,8 @@ class TaskTotals:
     """Tasks that an earlier build had done."""
     lost: int = 0
     """Tasks that were done again, because their process was gone."""
+    left_out: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Rows that were left out, by type and reason: unknown ids, self-loops, duplicates."""
 
 
 class Runner:
@@ -73,6 +75,12 @@ class Runner:
     def share(self, value: object, name: str) -> None:
         """Let tasks open the file ``name`` of the graph, which has the arrays of ``value``, in its place."""
         self._shared[id(value)] = (value, name)
+
+    def count_left_out(self, what: str, reason: str, rows: int) -> None:
+        """Add rows of a type to those that are left out."""
+        if rows:
+            counts = self.totals.left_out.setdefault(what, {})
+            counts[reason] = counts.get(reason, 0) + rows
 
     def task_budget(self, job: Job, rows: int) -> Budget:
         """Return the memory to cut the work on so many rows for."""

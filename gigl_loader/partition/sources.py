@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import fnmatch
 import glob
-from collections.abc import Mapping, Sequence
+import logging
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.folder import is_uri
+from gigl_loader.graph.schema import Column
 from gigl_loader.partition.readers import Table
 from gigl_loader.partition.readers.npy_table import edge_index_table, npy_table
 from gigl_loader.partition.views import FilledTable, ProjectedTable, Projection, chain
@@ -26,14 +30,19 @@ class ArrowStream(Protocol):
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
 
+logger = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True, slots=True)
 class CsvFormat:
-    """Characters that have a meaning in CSV files."""
+    """Characters that have a meaning in CSV files, and the columns of files without a header line."""
 
     delimiter: str | None = None
     """Between values. ``None``: a comma, in ``.tsv`` files a tab."""
     quote: str = '"'
     """Around values that have delimiters or line ends in them, doubled within. Empty: no quoting."""
+    columns: tuple[str, ...] = ()
+    """Names of the columns, where the first line is a row. Empty: the first line names them."""
 
     def __post_init__(self) -> None:
         for name, value, least in (("delimiter", self.delimiter, 1), ("quote", self.quote, 0)):
@@ -43,6 +52,8 @@ class CsvFormat:
                 raise ValueError(f"the {name} of CSV files must be one ASCII character, got {value!r}")
         if self.quote and self.quote == self.delimiter:
             raise ValueError(f"the delimiter and the quote of CSV files are the same: {self.quote!r}")
+        if len(set(self.columns)) < len(self.columns) or not all(self.columns or ("none",)):
+            raise ValueError(f"the columns of CSV files need a name each, got {','.join(self.columns)!r}")
 
     def delimiter_of(self, path: Path | RemotePath) -> str:
         """Return the delimiter of a file."""
@@ -59,6 +70,8 @@ _USUAL_NAMES: Mapping[Role, Mapping[str, str]] = {
 }
 _CSV = (".csv", ".tsv")
 _ID_ROLES = frozenset({"src", "dst", "id"})
+_PANDAS_INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
+"""Names of the index of a data frame in the files that pandas writes. It counts rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +84,7 @@ class ColumnOptions:
     """New column to a pattern such as ``f_*``, or to several with commas between them: the columns that match
     the first, as they come, then those that match the next, side by side. Vectors may be among them."""
     drop: Sequence[str] = ()
-    """Columns, or patterns of them, to leave out."""
+    """Columns, or patterns of them, to leave out. Index columns of pandas are left out unless renamed."""
     fill: Mapping[str, str] = field(default_factory=dict)
     """Column, or a pattern, under its name in the file or its new one, to the value of rows that have none: a
     number, a date, ``true``, ``false``, or ``mean`` for the mean of the values that are there."""
@@ -122,23 +135,23 @@ def open_files(specs: str | Sequence[str], *, role: Role, options: ColumnOptions
 
 def name_columns(table: Table, *, role: Role, options: ColumnOptions) -> Table:
     """Return the table with its columns renamed, stacked, dropped and converted."""
-    projections = _projections(table, role, options)
-    unknown = [column for column in options.dtypes if column not in projections]
-    if unknown:
-        raise ValueError(
-            f"{table.name}: no column {unknown[0]!r} to convert; columns: {_listed(projections)}"
-        )
+    projections = column_sources(table, role=role, options=options)
+    _require_columns(
+        table, [name for name in options.dtypes if name not in projections], "to convert", projections
+    )
     used = [source for each in projections.values() for source in each.sources]
     ids = [source for new in _ID_ROLES & projections.keys() for source in projections[new].sources]
     filled = FilledTable(table, _fills(table, projections, options), used=used, ids=ids)
-    if projections == {name: Projection((name,)) for name in table.columns}:
-        return filled
-    return ProjectedTable(filled, projections)
+    same = projections == {name: Projection((name,)) for name in table.columns}
+    named = filled if same else ProjectedTable(filled, projections)
+    _tell(named, [name for name in table.columns if _is_left_out(name, options)], options)
+    return named
 
 
 def _fills(table: Table, projections: Mapping[str, Projection], options: ColumnOptions) -> dict[str, str]:
     """Return the fills by the columns' names in the file."""
     found: dict[str, str] = {}
+    unmatched: list[str] = []
     for pattern, value in options.fill.items():
         matching = [
             (new, source)
@@ -149,10 +162,39 @@ def _fills(table: Table, projections: Mapping[str, Projection], options: ColumnO
         if any(pattern in names and names[0] in _ID_ROLES for names in matching):
             raise ValueError(f"{table.name}, column {pattern!r}: ids cannot be filled")
         sources = [source for new, source in matching if new not in _ID_ROLES]
-        if not sources:
-            raise ValueError(f"{table.name}: no column {pattern!r} to fill; columns: {_listed(projections)}")
+        unmatched += [] if sources else [pattern]
         found.update(dict.fromkeys(sources, value))
+    _require_columns(table, unmatched, "to fill", projections)
     return found
+
+
+def _require_columns(table: Table, missing: Sequence[str], purpose: str, known: Mapping[str, object]) -> None:
+    """Raise ``ValueError`` that lists the columns, or patterns, that a table lacks."""
+    if missing:
+        names = " and none ".join(map(repr, missing))
+        raise ValueError(f"{table.name}: no column {names} {purpose}; columns: {_listed(known)}")
+
+
+def _tell(table: Table, left_out: Sequence[str], options: ColumnOptions) -> None:
+    """Log which columns are left out unasked, and which could take half of their bytes."""
+    if left_out:
+        logger.warning("%s: left out %s, an index of pandas", table.name, ", ".join(map(repr, left_out)))
+    for name, kind in table.columns.items():
+        if isinstance(kind, Column) and kind.dtype == "F64" and kind.shape and name not in options.dtypes:
+            logger.warning(
+                "%s: column %r has %d float64 a row: --dtype %s=float32 halves them",
+                *(table.name, name, math.prod(kind.shape), name),
+            )
+
+
+def _is_dropped(name: str, options: ColumnOptions) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in options.drop)
+
+
+def _is_left_out(name: str, options: ColumnOptions) -> bool:
+    """Return whether a column is an index of pandas that no option names."""
+    is_index = _PANDAS_INDEX.fullmatch(name) is not None
+    return is_index and name not in options.rename and not _is_dropped(name, options)
 
 
 def _open_spec(spec: str, role: Role, options: ColumnOptions) -> list[Table]:
@@ -233,20 +275,24 @@ def _sources_of(new: str, role: Role, options: ColumnOptions) -> list[str]:
     return [new, *renamed, *usual, *stacked]
 
 
-def _projections(table: Table, role: Role, options: ColumnOptions) -> dict[str, Projection]:
+def column_sources(table: Table, *, role: Role, options: ColumnOptions) -> dict[str, Projection]:
+    """Return what becomes of the columns of a table, by new name.
+
+    ``ValueError`` lists the columns and patterns that the table lacks.
+    """
+    _require_columns(table, _unmatched(table.columns, options.drop), "to drop", table.columns)
     left = [
-        name
-        for name in table.columns
-        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in options.drop)
+        name for name in table.columns if not _is_dropped(name, options) and not _is_left_out(name, options)
     ]
     found: dict[str, Projection] = {}
-    for new, pattern in options.stack.items():
-        sources = _matching(table, left, pattern.split(","))
+    for new, listed in options.stack.items():
+        patterns = [pattern.strip() for pattern in listed.split(",")]
+        _require_columns(table, _unmatched(left, patterns), f"to stack into {new!r}", table.columns)
+        matches = [name for each in patterns for name in left if fnmatch.fnmatchcase(name, each)]
+        sources = tuple(dict.fromkeys(matches))
         found[new] = Projection(sources, stacked=True, dtype=options.dtypes.get(new))
         left = [name for name in left if name not in sources]
-    for old in options.rename:
-        if old not in left:
-            raise ValueError(f"{table.name}: no column {old!r} to rename; columns: {_listed(table.columns)}")
+    _require_columns(table, [old for old in options.rename if old not in left], "to rename", table.columns)
     for name in left:
         new = options.rename.get(name) or _usual_name(name, role, left)
         if new in found:
@@ -255,17 +301,9 @@ def _projections(table: Table, role: Role, options: ColumnOptions) -> dict[str, 
     return found
 
 
-def _matching(table: Table, names: Sequence[str], patterns: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns that match, pattern after pattern, each once."""
-    found: dict[str, None] = {}
-    for pattern in patterns:
-        matches = [name for name in names if fnmatch.fnmatchcase(name, pattern.strip())]
-        if not matches:
-            raise ValueError(
-                f"{table.name}: no column matches {pattern!r}; columns: {_listed(table.columns)}"
-            )
-        found.update(dict.fromkeys(matches))
-    return tuple(found)
+def _unmatched(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
+    known = list(names)
+    return [pattern for pattern in patterns if not fnmatch.filter(known, pattern)]
 
 
 def _usual_name(name: str, role: Role, others: Sequence[str]) -> str:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import math
+import re
+import shlex
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from gigl_loader.arrays import Array, Bytes
 from gigl_loader.errors import FormatError
-from gigl_loader.graph.quantization import FLOATS, MAX_ELEMENTS, Quantization
+from gigl_loader.graph.quantization import Quantization
 from gigl_loader.graph.schema import (
     HOMOGENEOUS_EDGE,
     HOMOGENEOUS_NODE,
@@ -25,75 +26,11 @@ from gigl_loader.graph.schema import (
     type_name,
 )
 from gigl_loader.native import crc32c
+from gigl_loader.partition.declared import Quantizations, check_quantized_column, check_time_column
 from gigl_loader.partition.readers import TEXT, Kind, Table
 from gigl_loader.partition.stage import cut, stamp_of
 from gigl_loader.partition.steps.weights import check_weight_column
 from gigl_loader.tensors import spec_of
-
-Quantizations = Mapping[NodeType | EdgeType, Mapping[str, Quantization]]
-"""Quantisation of columns, by type and name."""
-
-
-def read_quantize(
-    wanted: Any, known: Mapping[NodeType | EdgeType, Mapping[str, object]], what: str
-) -> dict[NodeType | EdgeType, dict[str, Quantization]]:
-    """Return how a user wants columns to be quantised: ``{"x": "int8"}``, or such mappings by type.
-
-    A column without a type is one of every type in ``known`` (columns by type) that has it; what is said of a
-    type itself comes first. ``ValueError`` and ``TypeError`` name what is not there and begin with ``what``.
-    """
-    if wanted is None:
-        return {}
-    if not isinstance(wanted, Mapping):
-        raise TypeError(f"{what} must map columns to kinds, such as {{'x': 'int8'}}, got {wanted!r:.200}")
-    found: dict[NodeType | EdgeType, dict[str, Quantization]] = {}
-    for name, kind in wanted.items():
-        if isinstance(kind, Mapping):
-            continue
-        having = [each for each, columns in known.items() if name in columns]
-        if not having:
-            columns = sorted({column for each in known.values() for column in each})
-            raise ValueError(f"{what}: no type has a column {name!r}; known: {', '.join(columns) or 'none'}")
-        for each in having:
-            found.setdefault(each, {})[name] = _parsed(kind, what)
-    for each, kinds in wanted.items():
-        if not isinstance(kinds, Mapping):
-            continue
-        if each not in known:
-            raise ValueError(f"{what}: unknown type {each!r}; known: {', '.join(map(str, known)) or 'none'}")
-        for name, kind in kinds.items():
-            if name not in known[each]:
-                raise ValueError(f"{what}: {each!r} has no column {name!r}")
-            found.setdefault(each, {})[name] = _parsed(kind, what)
-    return found
-
-
-def _parsed(kind: Any, what: str) -> Quantization:
-    if isinstance(kind, Quantization):
-        return kind
-    if not isinstance(kind, str):
-        raise TypeError(f"{what}: a column is quantised as a text such as 'int8' says, got {kind!r:.200}")
-    try:
-        return Quantization.parse(kind)
-    except ValueError as error:
-        raise ValueError(f"{what}: {error}") from None
-
-
-def check_quantized_column(kind: object, how: Quantization, what: str) -> None:
-    """Raise ``ValueError`` unless a column holds decimal numbers, which can be quantised."""
-    if not isinstance(kind, Column):
-        raise ValueError(f"{what} holds {kind}: only columns of decimal numbers can be quantised")
-    if kind.dtype not in FLOATS:
-        raise ValueError(f"{what} holds {kind.dtype}: only {', '.join(FLOATS)} can be quantised")
-    elements = math.prod(kind.shape)
-    if not elements:
-        raise ValueError(f"{what} has rows without values, which cannot be quantised")
-    if how.per == "column" and elements > MAX_ELEMENTS:
-        raise ValueError(
-            f"{what} has rows of {elements} values; at most {MAX_ELEMENTS} are quantised per column: "
-            f"use {how.kind}:per-row"
-        )
-
 
 NODE_ROLES = ("id", "split")
 """Columns of a node table that are not data: the node id, and the name of the node's split."""
@@ -103,6 +40,28 @@ SPLIT_MASKS: Mapping[str, str] = {"train_mask": "train", "val_mask": "val", "tes
 
 EDGE_ROLES = ("src", "dst", "id")
 """Columns of an edge table that are not data: the ends and the edge id."""
+
+
+def relation_column(edge_type: EdgeType) -> str | None:
+    """Return the column whose texts name the relations of a table of several edge types.
+
+    Such a table has a type like ``("gene", "@action", "drug")``. The relation may begin otherwise:
+    ``rev_@action``.
+    """
+    found = re.fullmatch(r"(?:.*_)?@([^#]+)(?:#held)?", edge_type[1])
+    return None if found is None else found[1]
+
+
+def of_relation(edge_type: EdgeType, text: str) -> EdgeType:
+    """Return the edge type that a text of the relation column makes of such a type."""
+    source, relation, destination = edge_type
+    return source, relation.replace(f"@{relation_column(edge_type)}", text), destination
+
+
+def edge_roles(edge_type: EdgeType) -> tuple[str, ...]:
+    """Return the columns of edges of a type that are not data."""
+    column = relation_column(edge_type)
+    return EDGE_ROLES if column is None else (*EDGE_ROLES, column)
 
 
 class ArrayTable:
@@ -158,6 +117,8 @@ class NodeTable:
     """Tables with a column ``id``: the nodes of each named split."""
     fractions: Mapping[str, float] = field(default_factory=dict)
     """Splits by hash: the fraction of the nodes that each has. See ``gigl_loader.splits``."""
+    added: int = 0
+    """Nodes at the end of the table that only other tables name. Masks of splits do not have them."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", _opened(self.rows, "node table"))
@@ -191,6 +152,15 @@ class GraphTables:
     ``None``: all."""
     quantize: Quantizations = field(default_factory=dict)
     """Columns of nodes and edges that are stored quantised: see ``read_quantize``."""
+    reverses: Mapping[EdgeType, EdgeType] = field(default_factory=dict)
+    """Types that hold the edges of others the other way round: loaders exclude both together."""
+    unknown_ids: Literal["error", "drop", "add"] = "error"
+    """What becomes of ids that the node table of their type does not have: ``"drop"`` leaves out the edges,
+    labels and members of splits, ``"add"`` adds nodes, with the fills of the table's columns."""
+    duplicates: Literal["keep", "drop"] = "keep"
+    """What becomes of parallel edges of one type: ``"drop"`` keeps the one with the smallest id."""
+    self_loops: Literal["keep", "drop"] = "keep"
+    """What becomes of edges from a node to itself."""
 
     def __post_init__(self) -> None:
         for name in ("edges", "labels"):
@@ -199,6 +169,9 @@ class GraphTables:
             object.__setattr__(self, name, found)
         if not self.edges and not self.nodes:
             raise ValueError("a graph needs at least one table of edges or nodes")
+        _require_one_of("unknown_ids", self.unknown_ids, ("error", "drop", "add"))
+        _require_one_of("duplicates", self.duplicates, ("keep", "drop"))
+        _require_one_of("self_loops", self.self_loops, ("keep", "drop"))
         for edge_type in self.splits:
             if edge_type not in self.edges:
                 known = ", ".join(map(str, self.edges)) or "none"
@@ -227,7 +200,7 @@ class GraphTables:
         table = self.nodes.get(kind, NodeTable()).rows if isinstance(kind, str) else self.edges.get(kind)
         if table is None:
             raise ValueError(f"no table of type {kind} has columns to quantise")
-        roles = NODE_ROLES if isinstance(kind, str) else EDGE_ROLES
+        roles = NODE_ROLES if isinstance(kind, str) else edge_roles(kind)
         exact = {
             "weights": () if isinstance(kind, str) else self.weights.get(kind, ()),
             "times": self.times.get(kind, ()),
@@ -274,6 +247,7 @@ class GraphTables:
             [(kind, count, sorted(fractions.items())) for kind, count, fractions, _, _ in nodes],
             sorted((kind, repr(each)) for kind, each in self.splits.items()),
             (sorted(self.weights.items()), _sorted(self.times), repr(self.quantize)),
+            (sorted(self.reverses.items()), self.unknown_ids, self.duplicates, self.self_loops),
         )
         return hashlib.sha256(repr((found, options)).encode()).hexdigest()
 
@@ -299,74 +273,29 @@ class GraphTables:
         return set(self.edges) <= {HOMOGENEOUS_EDGE} and self.node_types == (HOMOGENEOUS_NODE,)
 
 
-def declared_times(
-    nodes: Mapping[NodeType, Collection[str]],
-    edges: Mapping[EdgeType, Collection[str]],
-    wanted: str | Mapping[NodeType | EdgeType, str] | None,
-    what: str,
-) -> dict[NodeType | EdgeType, tuple[str, ...]]:
-    """Return the columns of each type that ``wanted`` declares as times, by the types' columns.
-
-    A name declares the column of every node type that has it, or else of every edge type, a mapping those of
-    its types. ``ValueError`` names a column that is not there.
-    """
-    if isinstance(wanted, str):
-        found = [kind for kind, columns in nodes.items() if wanted in columns]
-        found_edges = [kind for kind, columns in edges.items() if wanted in columns]
-        if not found and not found_edges:
-            raise ValueError(f"{what}: no node or edge type has a column {wanted!r}")
-        return dict.fromkeys(found or found_edges, (wanted,))
-    known: dict[NodeType | EdgeType, Collection[str]] = dict(nodes.items())
-    known |= dict(edges.items())
-    for kind, name in (wanted or {}).items():
-        if kind not in known:
-            raise ValueError(f"{what}: unknown type {kind}; known: {', '.join(map(str, known)) or 'none'}")
-        if name not in known[kind]:
-            raise ValueError(f"{what}: {kind} has no column {name!r}")
-    return {kind: (name,) for kind, name in (wanted or {}).items()}
-
-
-def check_time_column(column: Kind | None, name: str, what: object) -> None:
-    """Raise ``ValueError`` unless a column can hold times: one int64 for each row."""
-    if column is None:
-        raise ValueError(f"{what} has no column {name!r} to take times from")
-    if not isinstance(column, Column) or column.shape or column.dtype != "I64":
-        held = f"{column.dtype} {list(column.shape)}" if isinstance(column, Column) else str(column)
-        raise ValueError(f"{what}, column {name!r} holds {held}: a time is one int64 (seconds, days, ...)")
+def _require_one_of(name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} is one of {', '.join(known)}, got {value!r}")
 
 
 def _sorted(times: Mapping[NodeType | EdgeType, tuple[str, ...]]) -> list[tuple[str, tuple[str, ...]]]:
     return sorted((type_name(kind), names) for kind, names in times.items())
 
 
-def declared(
-    edges: Mapping[EdgeType, Collection[str]], wanted: str | Mapping[EdgeType, str] | None, what: str
-) -> dict[EdgeType, tuple[str, ...]]:
-    """Return the columns of each edge type that ``wanted`` declares, by the ``edges``' columns.
+class OptionsNeeded(FormatError):
+    """Tables that cannot be built from as they are. ``options`` of the command line would help."""
 
-    A name declares the column of every type that has it, a mapping those of its types. ``ValueError`` names a
-    column that is not there.
-    """
-    if wanted is None:
-        return {}
-    if isinstance(wanted, str):
-        found: dict[EdgeType, tuple[str, ...]] = {
-            kind: (wanted,) for kind, columns in edges.items() if wanted in columns
-        }
-        if not found:
-            known = sorted({name for columns in edges.values() for name in columns} - set(EDGE_ROLES))
-            raise ValueError(
-                f"{what}: no edge type has a column {wanted!r}; known: {', '.join(known) or 'none'}"
-            )
-        return found
-    for kind, name in wanted.items():
-        if kind not in edges:
-            raise ValueError(
-                f"{what}: unknown edge type {kind}; known: {', '.join(map(str, edges)) or 'none'}"
-            )
-        if name not in edges[kind]:
-            raise ValueError(f"{what}: edges of type {kind} have no column {name!r}")
-    return {kind: (name,) for kind, name in wanted.items()}
+    def __init__(self, problems: Sequence[str], options: Sequence[str]) -> None:
+        self.problems = "; ".join(problems)
+        self.options = list(options)
+        super().__init__(self.problems + (f". Add {shlex.join(options)}" if options else ""))
+
+
+def option_for(tables: GraphTables, kind: NodeType | EdgeType, value: str, *, typed: bool = False) -> str:
+    """Return the value of an option for one table. In a homogeneous graph, it names the type if ``typed``."""
+    if tables.homogeneous and not typed:
+        return value
+    return f"{kind if isinstance(kind, str) else ','.join(kind)}:{value}"
 
 
 def known_columns(
@@ -392,20 +321,22 @@ def is_mask(table: Table, name: str) -> bool:
 
 
 def data_columns(table: Table, roles: Sequence[str]) -> dict[str, Column]:
-    """Return the columns to store: all but the roles and the masks of splits, sorted by name.
-
-    ``FormatError`` for one that holds no numbers.
-    """
+    """Return the columns to store, sorted by name: of numbers, without the roles and the masks of splits."""
     found = {}
     for name, kind in sorted(table.columns.items()):
-        if name in roles or (name in SPLIT_MASKS and "split" in roles and is_mask(table, name)):
-            continue
-        if not name:
-            raise FormatError(f"{table.name}: a column without a name, such as an index of pandas: --drop ''")
-        if not isinstance(kind, Column):
-            raise FormatError(f"{table.name}, column {name!r}: holds {kind}, not numbers: drop it")
-        found[name] = kind
+        mask = name in SPLIT_MASKS and "split" in roles and is_mask(table, name)
+        if name and name not in roles and not mask and isinstance(kind, Column):
+            found[name] = kind
     return found
+
+
+def unkept_columns(table: Table, roles: Sequence[str]) -> dict[str, Kind]:
+    """Return the columns that can neither be stored nor have a role."""
+    return {
+        name: kind
+        for name, kind in table.columns.items()
+        if name not in roles and (not name or not isinstance(kind, Column))
+    }
 
 
 def _stamp(array: Array) -> int:

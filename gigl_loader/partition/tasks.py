@@ -28,6 +28,7 @@ from gigl_loader.partition.job import Budget, Job, peak_bytes
 from gigl_loader.partition.output import OutputFolder, open_output
 from gigl_loader.partition.scratch import Scratch, open_scratch, read_file, write_file
 from gigl_loader.partition.stage import Stage
+from gigl_loader.partition.steps.ids import UnknownIds
 from gigl_loader.partition.views import MissingValues
 from gigl_loader.processes import leave_with
 from gigl_loader.strict_json import read_json
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 _MAX_RESULT_BYTES = 256 << 20
 _MISTAKES: Mapping[str, type[Exception]] = {
     error.__name__: error
-    for error in (BuildError, FormatError, GiglError, MemoryError, TypeError, ValueError)
+    for error in (BuildError, FormatError, GiglError, MemoryError, TypeError, UnknownIds, ValueError)
 }
 """Errors of tasks that keep their type on the way. Others, of the system aside, become ``BuildError``."""
 

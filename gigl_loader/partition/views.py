@@ -7,20 +7,17 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from gigl_loader.arrays import Array, first_true
 from gigl_loader.errors import FormatError
-from gigl_loader.graph.schema import Column, EdgeType, label_list
+from gigl_loader.graph.schema import Column, EdgeType
 from gigl_loader.partition.readers import TEXT, Kind, Table
 from gigl_loader.partition.stage import numbered, shards_of, stamp_of
-from gigl_loader.partition.table import ArrayTable, GraphTables
+from gigl_loader.partition.table import GraphTables
 from gigl_loader.tensors import STORAGE_DTYPES
-
-if TYPE_CHECKING:
-    from gigl_loader.graph.schema import LabelSign, NodeType
 
 
 class TableView:
@@ -39,6 +36,11 @@ class TableView:
     def stamp(self) -> object:
         return stamp_of(self._table)
 
+    @property
+    def reader(self) -> Table:
+        """Table under all views; of several, the first."""
+        return reader_of(self._table)
+
     def shards(self, rows: int) -> list[TableView]:
         return [self._over(shard) for shard in shards_of(self._table, rows)]
 
@@ -48,11 +50,34 @@ class TableView:
     def where(self, column: str, row: int) -> str:
         return self._table.where(column, row)
 
+    def blank(self, name: str) -> Array | None:
+        """Return what fills a missing value of a column, of the shape of a row. ``None``: nothing does."""
+        return blank_of(self._table, name)
+
+    def source(self, name: str) -> str:
+        """Return the name of a column in the file."""
+        return source_of(self._table, name)
+
     def _over(self, table: Table) -> TableView:
         """Return the same view over a shard of the table."""
         view = copy(self)
         view.name, view._table = table.name, table
         return view
+
+
+def blank_of(table: Table, name: str) -> Array | None:
+    """Return what fills a missing value of a column, of the shape of a row. ``None``: nothing does."""
+    return table.blank(name) if isinstance(table, TableView) else None
+
+
+def source_of(table: Table, name: str) -> str:
+    """Return the name that a column has in the file; of stacked columns, that of the first."""
+    return table.source(name) if isinstance(table, TableView) else name
+
+
+def reader_of(table: Table) -> Table:
+    """Return the table that reads the file, under all views."""
+    return getattr(table, "reader", table)
 
 
 class ChainedTable:
@@ -73,6 +98,10 @@ class ChainedTable:
     @property
     def stamp(self) -> object:
         return [stamp_of(table) for table in self._tables]
+
+    @property
+    def reader(self) -> Table:
+        return reader_of(self._tables[0])
 
     def shards(self, rows: int) -> list[Table]:
         return [shard for table in self._tables for shard in shards_of(table, rows)]
@@ -128,6 +157,14 @@ class ProjectedTable(TableView):
     def where(self, column: str, row: int) -> str:
         projection = self._projections.get(column)
         return self._table.where(column if projection is None else projection.sources[0], row)
+
+    def source(self, name: str) -> str:
+        return source_of(self._table, self._projections[name].sources[0])
+
+    def blank(self, name: str) -> Array | None:
+        found = {source: blank_of(self._table, source) for source in self._projections[name].sources}
+        chunk = {source: blank[None] for source, blank in found.items() if blank is not None}
+        return None if len(chunk) < len(found) else np.asarray(self._column(chunk, name, 0)[0])
 
     def _column(self, chunk: Mapping[str, Array], name: str, first_row: int) -> Array:
         projection, kind = self._projections[name], self.columns[name]
@@ -210,34 +247,33 @@ def reverse_of(edge_type: EdgeType) -> EdgeType:
 def with_reverse_edges(
     tables: GraphTables, reverses: Mapping[EdgeType, EdgeType] | None = None, *, undirected: bool = False
 ) -> GraphTables:
-    """Return the tables with reversed edges.
+    """Return the tables with reversed edges, and with the types that are declared as reverses.
 
     ``reverses`` gives the type of the reversed edges for some types; both may be the same type, which then
-    holds edges of both directions. ``undirected`` does so for every type whose ends are of one type, and adds
-    a type ``rev_...`` for every other, as PyG's ``ToUndirected`` does. A reversed edge has the columns and
-    the ``id`` of its edge; without ``id``, those of another type have its row number, those of the same type
-    follow it. It is in the split of its edge, and quantised as its edge is. An edge that the table has in
-    both directions comes twice, a self loop too.
+    holds edges of both directions. A type that has a table keeps it: it is declared as the reverse.
+    ``undirected`` does so for every type whose ends are of one type, and adds a type ``rev_...`` for every
+    other, as PyG's ``ToUndirected`` does. A reversed edge has the columns and the ``id`` of its edge; without
+    ``id``, those of another type have its row number, those of the same type follow it. It is in the split of
+    its edge, and quantised as its edge is. An edge that the table has in both directions comes twice, a self
+    loop too.
 
-    ``ValueError`` for an unknown type, for ends that do not fit, and for a type that has a table already.
+    ``ValueError`` for an unknown type, for ends that do not fit, and for declared reverses with other splits.
     """
     wanted = dict(reverses or {})
     if undirected:
-        for kind in tables.edges:
-            wanted.setdefault(kind, kind if kind[0] == kind[2] else reverse_of(kind))
+        for kind in sorted(tables.edges, key=lambda each: len(each[1])):
+            if kind not in wanted.values():
+                wanted.setdefault(kind, kind if kind[0] == kind[2] else reverse_of(kind))
     edges = dict(tables.edges)
     weights, times, splits = dict(tables.weights), dict(tables.times), dict(tables.splits)
     quantize = dict(tables.quantize)
     for kind, reverse in wanted.items():
-        if kind not in tables.edges:
-            known = ", ".join(map(str, tables.edges)) or "none"
-            raise ValueError(f"no edges of type {kind} to reverse; known: {known}")
-        if (reverse[0], reverse[2]) != (kind[2], kind[0]):
-            raise ValueError(
-                f"{reverse} is no reverse of {kind}: it must lead from {kind[2]!r} to {kind[0]!r}"
-            )
-        if reverse != kind and reverse in edges:
-            raise ValueError(f"edges of type {reverse} have a table: they cannot be the reverse of {kind}")
+        _check_reverse(tables, kind, reverse)
+        if rule := splits.get(kind, splits.get(reverse)):
+            splits[kind] = rule
+            splits[reverse] = replace(rule, hashed="both" if reverse == kind else "dst,src")
+        if reverse in tables.edges and reverse != kind:
+            continue
         edges[reverse] = _both_ways(tables.edges[kind]) if reverse == kind else _reversed(tables.edges[kind])
         if kind in weights:
             weights[reverse] = weights[kind]
@@ -245,9 +281,21 @@ def with_reverse_edges(
             times[reverse] = times[kind]
         if kind in quantize:
             quantize[reverse] = quantize[kind]
-        if kind in splits:
-            splits[reverse] = replace(splits[kind], hashed="both" if reverse == kind else "dst,src")
-    return replace(tables, edges=edges, weights=weights, times=times, splits=splits, quantize=quantize)
+    declared = {reverse: kind for kind, reverse in wanted.items()} | wanted
+    return replace(
+        tables, edges=edges, weights=weights, times=times, splits=splits, quantize=quantize, reverses=declared
+    )
+
+
+def _check_reverse(tables: GraphTables, kind: EdgeType, reverse: EdgeType) -> None:
+    if kind not in tables.edges:
+        known = ", ".join(map(str, tables.edges)) or "none"
+        raise ValueError(f"no edges of type {kind} to reverse; known: {known}")
+    if (reverse[0], reverse[2]) != (kind[2], kind[0]):
+        raise ValueError(f"{reverse} is no reverse of {kind}: it must lead from {kind[2]!r} to {kind[0]!r}")
+    splits = tables.splits
+    if {kind, reverse} <= splits.keys() and splits[kind].fractions != splits[reverse].fractions:
+        raise ValueError(f"{reverse} is the reverse of {kind}: both have the same splits, these differ")
 
 
 def _reversed(table: Table) -> Table:
@@ -259,49 +307,12 @@ def _both_ways(table: Table) -> Table:
     return chain([table, _reversed(table)])
 
 
-def label_tables(
-    labels: Mapping[EdgeType, Any] | None, node_types: Collection[NodeType]
-) -> dict[EdgeType, Table]:
-    """Return the tables of label sets by name.
-
-    ``labels``: by supervision type, node ids [2, P] or a pair of positive and negative ones. ``ValueError``
-    and ``TypeError`` name the type and the rule that it breaks.
-    """
-    found: dict[EdgeType, Table] = {}
-    for edge_type, given in (labels or {}).items():
-        if not (
-            isinstance(edge_type, tuple)
-            and len(edge_type) == 3
-            and all(isinstance(part, str) for part in edge_type)
-        ):
-            raise TypeError(
-                f"labels: a supervision type is (anchor type, relation, label type), got {edge_type!r}"
-            )
-        for end in (edge_type[0], edge_type[2]):
-            if end not in node_types:
-                raise ValueError(f"labels of {edge_type}: node type {end!r} is not in the graph")
-        signs: tuple[LabelSign, ...] = ("positive", "negative")
-        pairs = given if isinstance(given, tuple) else (given,)
-        if not 1 <= len(pairs) <= 2:
-            raise ValueError(f"labels of {edge_type}: positive ones, or (positive, negative)")
-        for sign, each in zip(signs, pairs, strict=False):
-            found[label_list(edge_type, sign)] = _table(f"{sign} labels of {edge_type}", each)
-    return found
-
-
 def label_set(table: Table) -> Table:
     """Return a table of pairs without its other columns. ``FormatError`` without ``src`` or ``dst``."""
     for name in ("src", "dst"):
         if name not in table.columns:
             raise FormatError(f"{table.name}: no column {name!r}: labels have src (the anchor) and dst")
     return ProjectedTable(table, {name: Projection((name,)) for name in ("src", "dst")})
-
-
-def _table(what: str, given: Any) -> Table:
-    array = np.asarray(given.detach().cpu().numpy() if hasattr(given, "detach") else given)
-    if array.ndim != 2 or array.shape[0] != 2 or array.dtype.kind not in "iu":
-        raise ValueError(f"{what} are {array.dtype} {list(array.shape)}, not integer node ids [2, P]")
-    return ArrayTable(what, {"src": array[0], "dst": array[1]})
 
 
 _SHOWN = 3
@@ -373,6 +384,12 @@ class FilledTable(TableView):
     def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
         for chunk in self._table.read(names, rows):
             yield {name: self._filled(name, array) for name, array in chunk.items()}
+
+    def blank(self, name: str) -> Array | None:
+        kind = self.columns[name]
+        if name not in self._fills or not isinstance(kind, Column):
+            return None
+        return np.broadcast_to(self._value(name), kind.shape).astype(STORAGE_DTYPES[kind.dtype])
 
     def _filled(self, name: str, array: Array) -> Array:
         if not isinstance(array, np.ma.MaskedArray):

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gigl_loader.arrays import Array
-from gigl_loader.cli.build_options import TableOptions
+from gigl_loader.cli.build_options import Kept, TableOptions
 from gigl_loader.cli.table_options import open_tables
 from gigl_loader.graph import HOMOGENEOUS_EDGE
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable
@@ -46,6 +46,9 @@ def write_rich_files(folder: Path, *, users: int = 300, items: int = 200, edges:
             "price": random.random(len(part)),
         }
         _write_parquet(folder / "buys" / f"{number}.parquet", columns, 500)
+    acts = [f"act {number}" for number in random.integers(0, 3, 4 * users)]
+    dst = item_ids[random.integers(0, items, 4 * users)]
+    _write_parquet(folder / "acts.parquet", {"src": names * 4, "dst": dst, "act": acts}, 150)
     np.save(folder / "src.npy", item_ids[random.integers(0, items, edges)])
     np.save(folder / "dst.npy", item_ids[random.integers(0, items, edges)])
     np.save(folder / "brand.npy", random.integers(0, 40, edges) * 3 - 7)
@@ -63,6 +66,7 @@ def rich_tables(folder: Path | str) -> GraphTables:
             edges=[
                 f"user,buys,item={folder}/buys",
                 f"item,like,item={folder}/src.npy,{folder}/dst.npy",
+                f"user,@act,item={folder}/acts.parquet",
                 f"item,of,brand=src:{folder}/src.npy,dst:{folder}/brand.npy",
             ],
             fill=["user:age=mean"],
@@ -74,6 +78,8 @@ def rich_tables(folder: Path | str) -> GraphTables:
             split_edges=["item,like,item=0.7,0.2,0.1"],
             message_edges="train",
             labels=[f"user,buys,item={folder}/buys/1.parquet"],
+            duplicates=Kept.drop,
+            self_loops=Kept.drop,
         )
     )
 

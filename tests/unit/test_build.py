@@ -118,7 +118,7 @@ def test_a_hub_with_more_edges_than_memory_is_sorted_in_pieces(tmp_path: Path, l
 
 
 def test_pieces_of_a_sort_stay_below_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gigl_loader.partition.steps import edges as edges_module
+    from gigl_loader.partition.steps import edge_sorter as edges_module
 
     sizes = []
     leaves = edges_module.EdgeSorter.leaves
@@ -172,7 +172,7 @@ def _with_nodes(splits: dict[str, Any] | None = None, **arrays: Any) -> GraphTab
 BAD_TABLES: dict[str, tuple[Callable[[], GraphTables], str]] = {
     "unknown source": (
         lambda: _with_edges(src=[0, 7]),
-        "^the.table, column 'src', row 1: unknown node id 7 of type 'node'$",
+        "^the.table, column 'src', row 1: unknown node id 7 of type 'node'. Add --unknown-ids drop$",
     ),
     "unknown destination": (lambda: _with_edges(dst=[-1, 7]), "column 'dst', row 0: unknown node id -1"),
     "no source": (
@@ -193,7 +193,10 @@ BAD_TABLES: dict[str, tuple[Callable[[], GraphTables], str]] = {
     ),
     "float edge ids": (lambda: _with_edges(id=[0.5, 1]), "column 'id': holds F64"),
     "text weights": (lambda: _with_edges(weight=["a", "b"]), "column 'weight': holds text, not numbers"),
-    "text columns": (lambda: _with_edges(name=["a", "b"]), "column 'name': holds text, not numbers: drop it"),
+    "text columns": (
+        lambda: _with_edges(name=["a", "b"]),
+        "^the.table, column 'name': holds text, not numbers. Add --drop name$",
+    ),
     "duplicate nodes": (
         lambda: _with_nodes(id=[4, 9, 4, 9]),
         "^the.table, column 'id', row 2: node id 4 occurs a second time$",

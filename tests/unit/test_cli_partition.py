@@ -218,7 +218,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "no column src": (["--edges", "{}/dst.npy,{}/label.npy"], "no column 'src'"),
     "text column": (
         ["--nodes", "{}/papers.csv"],
-        "papers.csv, column 'title': holds text, not numbers: drop it",
+        "papers.csv, column 'title': holds text, not numbers. This would work: gigl-loader ",
     ),
     "rename of nothing": (["--nodes", "{}/feat.npy", "--rename", "a=b"], "no table has a column 'a'"),
     "stack of nothing": (["--nodes", "{}/feat.npy", "--stack", "x=f_*"], "no table has a column 'f_*'"),

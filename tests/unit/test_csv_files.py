@@ -90,7 +90,7 @@ def test_a_header_of_another_delimiter_is_told(tmp_path: Path, text: str, shown:
         ({"delimiter": '"'}, "delimiter and the quote of CSV files are the same"),
     ],
 )
-def test_a_format_that_cannot_be_is_refused(values: dict[str, str], message: str) -> None:
+def test_a_format_that_cannot_be_is_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         CsvFormat(**values)
 

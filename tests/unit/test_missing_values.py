@@ -42,7 +42,8 @@ def users(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def filled(path: Path, rows: int = 3, **fill: str) -> dict[str, np.ndarray[Any, Any]]:
     names = list(fill)
-    drop = [name for name in COLUMNS if name not in names]
+    known = open_table(str(path), role="nodes").columns
+    drop = [name for name in known if name not in names]
     table = open_table(str(path), role="nodes", options=ColumnOptions(fill=fill, drop=drop))
     chunks = list(table.read(names, rows))
     return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in names}

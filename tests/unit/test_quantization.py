@@ -16,7 +16,7 @@ from gigl_loader.graph.folder import MemoryFolder
 from gigl_loader.graph.quantization import Quantization
 from gigl_loader.loaders.dequantize import Dequantizer
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
-from gigl_loader.partition.table import read_quantize
+from gigl_loader.partition.declared import read_quantize
 from tests.support.quantised import allowed_error, packed_columns, values_of
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from gigl_loader.cli.build_options import TableOptions
 from gigl_loader.cli.table_options import open_tables
 from gigl_loader.graph import EdgeType, Graph
 from gigl_loader.graph.folder import MemoryFolder
+from gigl_loader.graph.schema import EdgeSplits
 from gigl_loader.partition import (
     ArrayTable,
     GraphTables,
@@ -94,13 +96,29 @@ def test_a_reverse_that_cannot_be_is_refused(reverses: dict[EdgeType, EdgeType],
         with_reverse_edges(small(), reverses)
 
 
-def test_a_reverse_does_not_replace_a_table() -> None:
+def test_a_type_with_a_table_is_declared_as_the_reverse() -> None:
     tables = small()
     both = GraphTables(
         edges={**tables.edges, BOUGHT: ArrayTable("b", {"src": np.array([3]), "dst": np.array([0])})}
     )
-    with pytest.raises(ValueError, match="have a table: they cannot be the reverse of"):
-        with_reverse_edges(both, undirected=True)
+    found = with_reverse_edges(both, undirected=True)
+    assert found.edges[BOUGHT] is both.edges[BOUGHT]
+    assert found.reverses == {BUYS: BOUGHT, BOUGHT: BUYS, KNOWS: KNOWS}
+    assert set(found.edges) == {BUYS, BOUGHT, KNOWS}
+
+
+def test_a_reverse_with_other_splits_is_refused() -> None:
+    tables = small()
+    bought = ArrayTable("b", {"src": np.array([3]), "dst": np.array([0])})
+    splits = {BUYS: EdgeSplits(fractions={"train": 1.0}), BOUGHT: EdgeSplits(fractions={"train": 0.5})}
+    both = GraphTables(edges={**tables.edges, BOUGHT: bought}, splits=splits)
+    with pytest.raises(ValueError, match="both have the same splits, these differ"):
+        with_reverse_edges(both, {BUYS: BOUGHT})
+    given = with_reverse_edges(replace(both, splits={BOUGHT: splits[BOUGHT]}), {BUYS: BOUGHT}).splits
+    assert {kind: (each.hashed, each.fractions) for kind, each in given.items()} == {
+        BUYS: ("src,dst", {"train": 0.5}),
+        BOUGHT: ("dst,src", {"train": 0.5}),
+    }
 
 
 # The command line

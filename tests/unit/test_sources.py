@@ -360,7 +360,7 @@ def test_a_text_in_a_column_of_numbers_is_named(tmp_path: Path) -> None:
     ("options", "message"),
     [
         (ColumnOptions(rename={"b": "id"}), "no column 'b' to rename; columns: 'a', 't', 'label'"),
-        (ColumnOptions(stack={"x": "f*"}), "no column matches 'f\\*'"),
+        (ColumnOptions(stack={"x": "f*"}), "no column 'f\\*' to stack into 'x'; columns: 'a'"),
         (ColumnOptions(stack={"x": "[at]"}), "column 't': text cannot be stacked into 'x'"),
         (ColumnOptions(dtypes={"b": "float32"}), "no column 'b' to convert"),
         (ColumnOptions(rename={"a": "y"}), "two columns would be named 'y'"),

@@ -216,7 +216,7 @@ def test_texts_need_nodes_that_have_texts(nodes: NodeTable, message: str) -> Non
 def test_a_column_of_something_else_is_named() -> None:
     edges = ArrayTable("follows", {"dst": np.array(["a"], dtype=object)})
     tables = GraphTables(edges={FOLLOWS: edges}, nodes=broken().nodes)
-    with pytest.raises(FormatError, match="follows, column 'src': is missing; nodes of type 'user' have"):
+    with pytest.raises(FormatError, match="follows: no column 'src'; columns: 'dst'"):
         build_graph(tables, MemoryFolder())
 
 

@@ -1,4 +1,4 @@
-"""Tables in CSV files with a header line, read block by block."""
+"""Tables in CSV files, read block by block."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pyarrow.csv as pc
 
 from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
-from gigl_loader.partition.readers import Kind
+from gigl_loader.partition.readers import TEXT, Kind
 from gigl_loader.partition.readers.arrow import kind_of, to_numpy
 from gigl_loader.partition.remote_files import RemotePath
 from gigl_loader.partition.sources import CsvFormat
@@ -65,12 +65,17 @@ class CsvTable:
         self._path = path
         self._delimiter = form.delimiter_of(path)
         self._quote = form.quote
+        self._given_names = list(form.columns)
         self._types: dict[str, Any] = {}
         found = self._schema()
         for field in found:
             self._types[field.name] = _chosen(field, ids, _dtype_of(field.name, dtypes or {}), masks=masks)
         if len(self._types) != len(found):
-            raise FormatError(f"{path}: a column name occurs twice")
+            first = ",".join(field.name for field in found)
+            raise FormatError(
+                f"{path}: a column name occurs twice in the first line, {first!r:.200}; "
+                "if that is a row, add --csv-columns NAME,..."
+            )
         self._check_delimiter()
         self.columns: dict[str, Kind] = {name: kind_of(dtype) for name, dtype in self._types.items()}
 
@@ -83,6 +88,18 @@ class CsvTable:
     def stamp(self) -> object:
         return file_stamp(self._path)
 
+    @property
+    def header(self) -> list[str]:
+        """Names that the first line gives; none where the names were given."""
+        return [] if self._given_names else list(self.columns)
+
+    @cached_property
+    def repeats_header(self) -> bool:
+        """Whether a column has its name among the texts of its first 4 MiB."""
+        texts = [name for name in self.header if self.columns[name] == TEXT]
+        first = next(self._batches(texts), None) if texts else None
+        return first is not None and any(name in first.column(name).to_pylist() for name in texts)
+
     def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
         row = 0
         for block in self._batches(names):
@@ -92,7 +109,7 @@ class CsvTable:
                 row += len(batch)
 
     def where(self, column: str, row: int) -> str:
-        return f"{self.name}, line {self._line(row + 1)}, column {column!r}"
+        return f"{self.name}, line {self._line(row + (not self._given_names))}, column {column!r}"
 
     def _check_delimiter(self) -> None:
         """Raise ``FormatError`` where the header looks like one of another delimiter."""
@@ -144,7 +161,9 @@ class CsvTable:
         try:
             return pc.open_csv(
                 pa.PythonFile(source, mode="r"),
-                read_options=pc.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
+                read_options=pc.ReadOptions(
+                    use_threads=False, block_size=_BLOCK_BYTES, column_names=self._given_names
+                ),
                 parse_options=pc.ParseOptions(
                     delimiter=self._delimiter,
                     quote_char=self._quote or False,
@@ -174,7 +193,7 @@ class CsvTable:
         return f"{place}, column {name!r}: {found[2]:.500} (the type of the rows before it)"
 
     def _line(self, record: int) -> int:
-        """Return the line, from 1, in which a record begins. Record 0 is the header."""
+        """Return the line, from 1, in which a record begins. Record 0 is the header, if there is one."""
         at = bisect.bisect_right(self._shifts, record, key=lambda shift: shift[0])
         return record + 1 + (self._shifts[at - 1][1] if at else 0)
 

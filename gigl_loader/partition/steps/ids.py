@@ -18,7 +18,7 @@ from gigl_loader.partition.exchange import FileExchange
 from gigl_loader.partition.job import Job
 from gigl_loader.partition.readers import Table
 from gigl_loader.partition.stage import StageInfo, numbered
-from gigl_loader.partition.table import GraphTables
+from gigl_loader.partition.table import GraphTables, is_mask
 from gigl_loader.tensors import STORAGE_DTYPES
 
 
@@ -62,14 +62,25 @@ def as_ids(table: Table, name: str, values: Array, first_row: int) -> Int64Array
     return values.astype(np.int64, copy=False)
 
 
+class UnknownIds(FormatError):
+    """A table names a node that the table of its type does not have."""
+
+
 def find_all(
-    directory: Directory, values: Array, *, node_type: NodeType, table: Table, name: str, first_row: int
+    directory: Directory,
+    values: Array,
+    *,
+    node_type: NodeType,
+    table: Table,
+    name: str,
+    first_row: int,
+    known: bool = True,
 ) -> Int64Array:
-    """Return the positions of node ids. ``FormatError`` naming the row of the first unknown one."""
+    """Return the positions of node ids, -1 for unknown ones. With ``known``, these are ``UnknownIds``."""
     ids = as_ids(table, name, values, first_row)
     positions = directory.find(ids)
-    if (row := first_true(positions < 0)) is not None:
-        raise FormatError(
+    if known and (row := first_true(positions < 0)) is not None:
+        raise UnknownIds(
             f"{table.where(name, first_row + row)}: unknown node id {ids[row]} of type {node_type!r}"
         )
     return positions
@@ -84,7 +95,7 @@ def node_ids_of(job: Job, tables: GraphTables, node_type: NodeType) -> NodeIds:
         return NodeIds(entry.rows.num_rows, None)
     if entry is not None and entry.count is not None:
         return NodeIds(entry.count, None)
-    return _from_edges(job, tables, node_type)
+    return named_ids(job, tables, node_type)
 
 
 def _from_column(job: Job, table: Table, node_type: NodeType) -> NodeIds:
@@ -116,7 +127,8 @@ def _sorted_unique(table: Table, ids: Int64Array) -> Int64Array:
     return ordered
 
 
-def _from_edges(job: Job, tables: GraphTables, node_type: NodeType) -> NodeIds:
+def named_ids(job: Job, tables: GraphTables, node_type: NodeType) -> NodeIds:
+    """Return the ids of a type that edges name. Where unknown ids are added, splits count as well."""
     seen = _IdSet(job, node_type)
     for edge_type, table in tables.lists.items():
         names = [name for end, name in ((edge_type[0], "src"), (edge_type[2], "dst")) if end == node_type]
@@ -131,6 +143,11 @@ def _from_edges(job: Job, tables: GraphTables, node_type: NodeType) -> NodeIds:
                 num_tasks=len(shards),
             )
             _collect(job, seen, _EdgeIdStage(info, node_type, names, shards))
+    splits = tables.nodes[node_type].splits if node_type in tables.nodes else {}
+    for table in splits.values() if tables.unknown_ids == "add" else ():
+        if not is_mask(table, "id"):
+            for row, chunk in numbered(table, ["id"], job.budget.chunk_rows(8)):
+                seen.add(as_ids(table, "id", chunk["id"], row))
     ids = seen.ascending()
     if len(ids) == 0 or (ids[0] == 0 and ids[-1] == len(ids) - 1):
         return NodeIds(len(ids), None)

@@ -47,7 +47,7 @@ def build_nodes(
         if columns:
             data = _Columns(node_type, entry.rows, columns, directory, bounds)
             _write_columns(job, data, in_order=ids.in_order)
-    marks = mark_splits(job, node_type, entry, directory)
+    marks = mark_splits(job, node_type, entry, directory, known=tables.unknown_ids != "drop")
     _write_splits(job, node_type, marks, bounds)
     schema = NodeSchema(
         count=ids.count, bounds=bounds, ids=directory.kind, columns=columns, splits=marks.sizes()

@@ -17,7 +17,7 @@ from gigl_loader.partition.job import Job
 from gigl_loader.partition.readers import Table
 from gigl_loader.partition.stage import StageInfo, first_rows, numbered, shards_of
 from gigl_loader.partition.steps.ids import as_ids, find_all, require_integers
-from gigl_loader.partition.table import SPLIT_MASKS, NodeTable, is_mask
+from gigl_loader.partition.table import SPLIT_MASKS, NodeTable, edge_roles, is_mask
 from gigl_loader.partition.views import ProjectedTable, Projection
 from gigl_loader.splits import edges_by_split, hash_splits
 
@@ -62,8 +62,13 @@ class SplitMarks:
         return {name: sum(map(len, self.members(name, low, high))) for name in sorted(self.names)}
 
 
-def mark_splits(job: Job, node_type: NodeType, entry: NodeTable, directory: Directory) -> SplitMarks:
-    """Collect the splits of a node type from its table and its lists of ids."""
+def mark_splits(
+    job: Job, node_type: NodeType, entry: NodeTable, directory: Directory, *, known: bool
+) -> SplitMarks:
+    """Collect the splits of a node type from its table and its lists of ids.
+
+    ``UnknownIds`` for an unknown id, if all are to be ``known``; else it is left out.
+    """
     marks = SplitMarks(directory.count)
     if entry.rows is not None:
         masks = {name: split for name, split in SPLIT_MASKS.items() if is_mask(entry.rows, name)}
@@ -71,15 +76,19 @@ def mark_splits(job: Job, node_type: NodeType, entry: NodeTable, directory: Dire
             _mark_rows(job, node_type, entry.rows, masks=masks, directory=directory, marks=marks)
     for split, table in entry.splits.items():
         if is_mask(table, "id"):
-            _check_mask(table, directory)
+            _check_mask(table, directory, entry.added)
         else:
             require_integers(table, "id")
         marks.mark(split, np.empty(0, dtype=np.int64), table.name)
         for row, chunk in numbered(table, ["id"], job.budget.chunk_rows(8)):
             given = chunk["id"]
             ids = row + np.flatnonzero(given) if given.dtype == np.bool_ else given
-            positions = find_all(directory, ids, node_type=node_type, table=table, name="id", first_row=row)
-            marks.mark(split, positions, table.name)
+            positions = find_all(
+                directory, ids, node_type=node_type, table=table, name="id", first_row=row, known=known
+            )
+            found = positions[positions >= 0]
+            job.runner.count_left_out(f"nodes {node_type}", "unknown ids", len(positions) - len(found))
+            marks.mark(split, found, table.name)
     if entry.fractions:
         _mark_by_hash(node_type, entry.fractions, directory, marks)
     return marks
@@ -95,12 +104,17 @@ def _mark_by_hash(
             marks.mark(name, positions[which], f"splits of {node_type}")
 
 
-def _check_mask(table: Table, directory: Directory) -> None:
-    """Raise ``FormatError`` unless a table has one boolean for each of the node ids ``0 .. N - 1``."""
-    if directory.kind == "sparse":
+def _check_mask(table: Table, directory: Directory, added: int) -> None:
+    """Raise ``FormatError`` unless a table has one boolean for each of the node ids ``0 .. N - 1``.
+
+    Nodes that were ``added`` to those of the tables may have any ids.
+    """
+    if directory.kind == "sparse" and not added:
         raise FormatError(f"{table.name}: a mask needs node ids 0 .. N - 1, and these have gaps: give ids")
-    if table.num_rows != directory.count:
-        raise FormatError(f"{table.name}: a mask of {table.num_rows} rows for {directory.count} nodes")
+    if table.num_rows != directory.count - added:
+        raise FormatError(
+            f"{table.name}: a mask of {table.num_rows} rows for {directory.count - added} nodes"
+        )
 
 
 def _mark_rows(
@@ -172,7 +186,7 @@ def hold_out_edges(job: Job, given: GraphTables) -> GraphTables:
             kept = FilteredTable(split, num_rows=table.num_rows - num_held, held=False)
             out = FilteredTable(split, num_rows=num_held, held=True)
             edges[edge_type] = kept
-            pairs = {name: Projection((name,)) for name in ("src", "dst", "id")}
+            pairs = {name: Projection((name,)) for name in edge_roles(edge_type)}
             labels[held_out_list(edge_type)] = ProjectedTable(out, pairs)
     return replace(given, edges=edges, splits=splits, labels=labels, message_edges=None)
 

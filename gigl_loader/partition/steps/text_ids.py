@@ -17,43 +17,47 @@ from gigl_loader.options import MAX_TEXT_ID
 from gigl_loader.partition.job import Job
 from gigl_loader.partition.readers import TEXT, Kind, Table
 from gigl_loader.partition.stage import numbered
+from gigl_loader.partition.steps.ids import UnknownIds
 from gigl_loader.partition.table import GraphTables, NodeTable, is_mask
 from gigl_loader.partition.views import ProjectedTable, Projection, TableView
 
+_ROWS = 1 << 16
 _TEXT_BYTES = 128
 """Of a text while it is a ``str`` in an array: 57 bytes and its characters."""
 
 
-def number_text_ids(job: Job, tables: GraphTables) -> tuple[GraphTables, frozenset[NodeType]]:
-    """Return the tables with node ids in place of texts, and the node types that had texts.
+def number_text_ids(job: Job, tables: GraphTables) -> tuple[GraphTables, dict[NodeType, TextIds]]:
+    """Return the tables with node ids in place of texts, and the texts of the node types that had texts.
 
     Nodes of a node table get its row numbers. Nodes that only edges mention are numbered by the UTF-8 bytes
-    of their texts, ascending. The texts are written to the graph. ``FormatError`` names file, column and row
-    of a text that is missing, too long, repeated or unknown, and columns of which some name the nodes of a
-    type by texts and some by integers.
+    of their texts, ascending, after those of the table. The texts are written to the graph. ``FormatError``
+    names file, column and row of a text that is missing, too long, repeated or unknown, and columns of which
+    some name the nodes of a type by texts and some by integers. Unknown texts that are left out become -1.
     """
+    known = tables.unknown_ids != "drop"
     texts: dict[NodeType, TextIds] = {}
     for node_type in tables.node_types:
-        if _are_texts(tables, node_type):
+        if are_texts(tables, node_type):
             texts[node_type] = _read_texts(job, tables, node_type)
             _write_texts(job, node_type, texts[node_type])
     if not texts:
-        return tables, frozenset()
+        return tables, {}
     lists: dict[tuple[str, str, str], Table] = {}
     for kind, table in tables.lists.items():
         ends = {end: texts[of] for end, of in (("src", kind[0]), ("dst", kind[2])) if of in texts}
-        lists[kind] = NumberedTable(table, ends, {"src": kind[0], "dst": kind[2]}) if ends else table
+        types = {"src": kind[0], "dst": kind[2]}
+        lists[kind] = NumberedTable(table, ends, types, known=known) if ends else table
     nodes = {
-        kind: _numbered_nodes(table, texts[kind], kind) if kind in texts else table
+        kind: _numbered_nodes(table, texts[kind], kind, known=known) if kind in texts else table
         for kind, table in tables.nodes.items()
     }
     edges = {kind: lists[kind] for kind in tables.edges}
     labels = {kind: lists[kind] for kind in tables.labels}
-    return replace(tables, edges=edges, labels=labels, nodes=nodes), frozenset(texts)
+    return replace(tables, edges=edges, labels=labels, nodes=nodes), texts
 
 
 @dataclass(frozen=True, slots=True)
-class _IdColumn:
+class IdColumn:
     """A column that names nodes of a type."""
 
     table: Table
@@ -75,24 +79,24 @@ class _IdColumn:
         return f"{self.table.name}, column {self.name!r}"
 
 
-def _id_columns(tables: GraphTables, node_type: NodeType) -> list[_IdColumn]:
+def id_columns(tables: GraphTables, node_type: NodeType) -> list[IdColumn]:
     """Return all columns that name nodes of a type, that of the node table first."""
     entry = tables.nodes.get(node_type, NodeTable())
-    found: list[_IdColumn] = []
+    found: list[IdColumn] = []
     if entry.rows is not None and "id" in entry.rows.columns:
-        found.append(_IdColumn(entry.rows, "id", node_type))
+        found.append(IdColumn(entry.rows, "id", node_type))
     found += [
-        _IdColumn(table, name, ",".join(kind))
+        IdColumn(table, name, ",".join(kind))
         for kind, table in tables.lists.items()
         for end, name in ((kind[0], "src"), (kind[2], "dst"))
         if end == node_type
     ]
-    return [*found, *(_IdColumn(table, "id", node_type) for table in entry.splits.values())]
+    return [*found, *(IdColumn(table, "id", node_type) for table in entry.splits.values())]
 
 
-def _are_texts(tables: GraphTables, node_type: NodeType) -> bool:
+def are_texts(tables: GraphTables, node_type: NodeType) -> bool:
     """Return whether nodes of a type are named by texts. ``FormatError`` where some columns say otherwise."""
-    columns = _id_columns(tables, node_type)
+    columns = id_columns(tables, node_type)
     texts = [column for column in columns if column.kind == TEXT]
     others = [column for column in columns if isinstance(column.kind, Column) and not column.is_mask]
     if not texts:
@@ -114,7 +118,7 @@ def _are_texts(tables: GraphTables, node_type: NodeType) -> bool:
     return True
 
 
-def _first_text(column: _IdColumn) -> str:
+def _first_text(column: IdColumn) -> str:
     """Return the place and value of the first text that is no number, else the place of the column."""
     for row, chunk in numbered(column.table, [column.name], 1 << 16):
         texts = chunk[column.name].tolist()
@@ -127,33 +131,55 @@ def _first_text(column: _IdColumn) -> str:
 def _read_texts(job: Job, tables: GraphTables, node_type: NodeType) -> TextIds:
     """Return the texts of a type: those of its node table, else those that edges mention, ascending."""
     index = TextIndex()
-    columns = _id_columns(tables, node_type)
+    columns = id_columns(tables, node_type)
     entry = tables.nodes.get(node_type, NodeTable())
+    adds = tables.unknown_ids == "add"
     if entry.rows is not None:
         _collect(job, index, columns[0], node_type, repeats=False)
-        return TextIds.of_index(text_ids_path(node_type), index)
-    for column in columns:
-        if column.name != "id":
-            _collect(job, index, column, node_type, repeats=True)
-    job.budget.require(3 * index.nbytes, f"sorting the text ids of node type {node_type!r}")
-    index.sort()
+    if entry.rows is None or adds:
+        more = TextIndex()
+        known = TextIds.of_index(text_ids_path(node_type), index) if len(index) else None
+        for column in columns[0 if entry.rows is None else 1 :]:
+            if column.name != "id" or (adds and not column.is_mask):
+                _collect(job, more, column, node_type, repeats=True, known=known)
+        job.budget.require(3 * more.nbytes, f"sorting the text ids of node type {node_type!r}")
+        more.sort()
+        index = _joined(index, more) if len(index) else more
     return TextIds.of_index(text_ids_path(node_type), index)
 
 
-def _collect(job: Job, index: TextIndex, column: _IdColumn, node_type: NodeType, *, repeats: bool) -> None:
-    """Add the texts of a column. ``FormatError`` for one that is there already, unless it may repeat."""
+def _joined(index: TextIndex, more: TextIndex) -> TextIndex:
+    """Add the texts of one index to another, in their order."""
+    texts = TextIds.of_index("", more)
+    for start in range(0, len(more), _ROWS):
+        index.add(texts.texts(np.arange(start, min(start + _ROWS, len(more)))))
+    return index
+
+
+def _collect(
+    job: Job,
+    index: TextIndex,
+    column: IdColumn,
+    node_type: NodeType,
+    *,
+    repeats: bool,
+    known: TextIds | None = None,
+) -> None:
+    """Add the texts of a column that are not ``known``. ``FormatError`` for one that may not repeat."""
     advance = job.track(f"nodes {node_type}: texts of {column.name}", column.table.num_rows)
-    for row, texts in _texts_of(job, column):
-        known = len(index)
+    for row, chunk in _texts_of(job, column):
+        numbers = known.find(chunk) if known is not None else np.full(len(chunk), -1)
+        texts = [chunk[at] for at in np.flatnonzero(numbers < 0).tolist()]
+        size = len(index)
         numbers = index.add(texts)
         if not repeats:
-            _refuse_repeated(column, texts, numbers, known=known, row=row)
+            _refuse_repeated(column, texts, numbers, known=size, row=row)
         # Twice: the arrays of the index are copied when it is complete.
         job.budget.require(2 * index.nbytes, f"collecting the text ids of node type {node_type!r}")
-        advance(len(texts))
+        advance(len(chunk))
 
 
-def _texts_of(job: Job, column: _IdColumn) -> Iterator[tuple[int, list[str]]]:
+def _texts_of(job: Job, column: IdColumn) -> Iterator[tuple[int, list[str]]]:
     """Yield the number of the first row and the texts of each chunk, checked."""
     for row, chunk in numbered(column.table, [column.name], job.budget.chunk_rows(_TEXT_BYTES)):
         texts = chunk[column.name].tolist()
@@ -170,7 +196,7 @@ def _check_texts(texts: Sequence[str], where: Callable[[int], str]) -> None:
 
 
 def _refuse_repeated(
-    column: _IdColumn, texts: Sequence[str], numbers: Int64Array, *, known: int, row: int
+    column: IdColumn, texts: Sequence[str], numbers: Int64Array, *, known: int, row: int
 ) -> None:
     if (at := first_true(numbers != np.arange(known, known + len(numbers)))) is not None:
         raise FormatError(
@@ -184,26 +210,34 @@ def _write_texts(job: Job, node_type: NodeType, texts: TextIds) -> None:
     job.runner.share(texts, text_ids_path(node_type))
 
 
-def _numbered_nodes(entry: NodeTable, texts: TextIds, node_type: NodeType) -> NodeTable:
+def _numbered_nodes(entry: NodeTable, texts: TextIds, node_type: NodeType, *, known: bool) -> NodeTable:
     """Return the nodes of a type by row number: those of a table without its ids, or only their number."""
     splits = {
-        name: table if is_mask(table, "id") else NumberedTable(table, {"id": texts}, {"id": node_type})
+        name: table
+        if is_mask(table, "id")
+        else NumberedTable(table, {"id": texts}, {"id": node_type}, known=known)
         for name, table in entry.splits.items()
     }
     if entry.rows is None:
         return NodeTable(count=len(texts), splits=splits, fractions=entry.fractions)
     rest = {name: Projection((name,)) for name in entry.rows.columns if name != "id"}
     if not rest:
-        return NodeTable(count=len(texts), splits=splits, fractions=entry.fractions)
+        return NodeTable(count=entry.rows.num_rows, splits=splits, fractions=entry.fractions)
     return NodeTable(ProjectedTable(entry.rows, rest), splits=splits, fractions=entry.fractions)
 
 
 class NumberedTable(TableView):
     """A table whose columns of texts read as node ids."""
 
-    def __init__(self, table: Table, texts: Mapping[str, TextIds], types: Mapping[str, NodeType]) -> None:
-        """``texts`` gives the known texts by column, ``types`` the node types of those for messages."""
+    def __init__(
+        self, table: Table, texts: Mapping[str, TextIds], types: Mapping[str, NodeType], *, known: bool = True
+    ) -> None:
+        """``texts`` gives the known texts by column, ``types`` the node types of those for messages.
+
+        Unknown texts read as -1, or with ``known`` are ``UnknownIds``.
+        """
         super().__init__(table)
+        self._known = known
         self._texts = dict(texts)
         self._types = dict(types)
         self.columns = {**table.columns, **dict.fromkeys(texts, Column("I64"))}
@@ -218,8 +252,10 @@ class NumberedTable(TableView):
     def _numbers(self, name: str, texts: Array, first_row: int) -> Int64Array:
         numbers = self._texts[name].find(texts.tolist())
         unknown = np.flatnonzero(numbers < 0)
-        if len(unknown):
-            at = int(unknown[0])
-            what = f"unknown node id {texts[at]!r} of type {self._types[name]!r}" if texts[at] else "no id"
-            raise FormatError(f"{self.where(name, first_row + at)}: {what}")
+        for at in unknown.tolist():
+            if not texts[at]:
+                raise FormatError(f"{self.where(name, first_row + at)}: no id")
+            if self._known:
+                what = f"unknown node id {texts[at]!r} of type {self._types[name]!r}"
+                raise UnknownIds(f"{self.where(name, first_row + at)}: {what}")
         return numbers

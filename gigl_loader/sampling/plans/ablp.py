@@ -165,10 +165,12 @@ def random_array(edge_type: EdgeType) -> str:
 
 
 def reverse_type(schema: GraphSchema, edge_type: EdgeType) -> EdgeType | None:
-    """Return the type that holds the edges of a type the other way round, by PyG's rule of names.
+    """Return the type that holds the edges of a type the other way round.
 
-    That is the type itself in a homogeneous graph.
+    It is the declared one, else that by PyG's rule of names: the type itself in a homogeneous graph.
     """
+    if edge_type in schema.reverses:
+        return schema.reverses[edge_type]
     source, relation, destination = edge_type
     names = [f"rev_{relation}", *([relation[4:]] if relation.startswith("rev_") else [])]
     found = [(destination, name, source) for name in names]

@@ -1,0 +1,193 @@
+"""Checks of tables before a build: ends, ids, and columns that cannot be stored."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gigl_loader.errors import FormatError
+from gigl_loader.graph.column_names import check_column_names
+from gigl_loader.graph.schema import Column, EdgeType, NodeType
+from gigl_loader.partition.readers import TEXT, Kind, Table
+from gigl_loader.partition.steps.ids import require_integers
+from gigl_loader.partition.steps.text_ids import are_texts, id_columns
+from gigl_loader.partition.table import (
+    NODE_ROLES,
+    GraphTables,
+    OptionsNeeded,
+    data_columns,
+    edge_roles,
+    option_for,
+    relation_column,
+    unkept_columns,
+)
+from gigl_loader.partition.views import reader_of, source_of
+from gigl_loader.tensors import STORAGE_DTYPES
+
+_END_WORDS: Mapping[str, frozenset[str]] = {
+    "src": frozenset({"src", "source", "from", "head", "subject", "start"}),
+    "dst": frozenset({"dst", "target", "destination", "to", "tail", "object", "end"}),
+}
+"""Words in the names of columns that are likely to be the ends."""
+
+
+@dataclass(slots=True)
+class _Faults:
+    """Faults of tables, and the options of the command line that would mend them."""
+
+    problems: list[str] = field(default_factory=list)
+    options: list[str] = field(default_factory=list)
+    renamed: dict[NodeType | EdgeType, set[str]] = field(default_factory=dict)
+    """Columns that the options give a role, by type of the table."""
+    hopeless: bool = False
+    """No option helps."""
+
+
+def check_tables(tables: GraphTables) -> None:
+    """Raise ``FormatError`` for tables that no graph can be built from.
+
+    Ends and ids come first, then columns that cannot be stored: all faults of all tables at once, in
+    ``OptionsNeeded``. Then come names that batches reserve.
+    """
+    faults = _Faults()
+    _find_missing_ends(tables, faults)
+    if not faults.problems:
+        _check_ids(tables)
+    _find_unkept_columns(tables, faults)
+    if faults.problems:
+        raise OptionsNeeded(faults.problems, [] if faults.hopeless else faults.options)
+    nodes = {
+        node_type: data_columns(each.rows, NODE_ROLES)
+        for node_type, each in tables.nodes.items()
+        if each.rows is not None
+    }
+    edges = {kind: data_columns(each, edge_roles(kind)) for kind, each in tables.edges.items()}
+    check_column_names(nodes, edges, homogeneous=tables.homogeneous)
+
+
+def _find_missing_ends(tables: GraphTables, faults: _Faults) -> None:
+    """Add edges without both ends, and files whose first line is a row."""
+    for kind, table in tables.lists.items():
+        relation = relation_column(kind)
+        wanted = ("src", "dst") if relation is None else ("src", relation, "dst")
+        missing = [name for name in wanted if name not in table.columns]
+        if not missing:
+            continue
+        if first_line := _first_row(table, ends=True):
+            _find_no_header(faults, kind, table, first_line)
+            for option, value in _edge_columns(wanted, reader_of(table)):
+                faults.options += [option, option_for(tables, kind, value)]
+            continue
+        listed = ", ".join(map(repr, table.columns)) or "none"
+        none = " and none ".join(map(repr, missing))
+        faults.problems.append(f"{table.name}: no column {none}; columns: {listed}")
+        likely = _likely_ends(kind, table, missing)
+        faults.hopeless |= not likely
+        faults.renamed[kind] = set(likely)
+        for old, new in likely.items():
+            faults.options += ["--rename", option_for(tables, kind, f"{source_of(table, old)}={new}")]
+    for node_type, entry in tables.nodes.items():
+        if entry.rows is None or "id" in entry.rows.columns:
+            continue
+        if first_line := _first_row(entry.rows, ends=False):
+            count = len(reader_of(entry.rows).columns)
+            names = ["id", *(f"column{at}" for at in range(2, 1 + count))]
+            _find_no_header(faults, node_type, entry.rows, first_line)
+            faults.options += ["--csv-columns", option_for(tables, node_type, ",".join(names))]
+
+
+def _find_no_header(faults: _Faults, kind: NodeType | EdgeType, table: Table, first_line: str) -> None:
+    faults.problems.append(f"{table.name}: the first line, {first_line}, looks like a row, not a header")
+    faults.renamed[kind] = set(table.columns)
+
+
+def _first_row(table: Table, *, ends: bool) -> str | None:
+    """Return the first line of CSV files that have no header, as far as their names and values tell.
+
+    A name that is a number is a value, unless all are 0, 1, 2, ..., by which pandas names columns: two such
+    numbers are the first of many lists of edges. A name that its column has among its values is a value, too.
+    """
+    reader = reader_of(table)
+    names: Sequence[str] = getattr(reader, "header", ())
+    numbers = [name for name in names if re.fullmatch(r"-?\d+(\.\d*)?([eE][-+]?\d+)?", name)]
+    counted = all(name.isdigit() and int(name) < len(names) for name in numbers)
+    if numbers and (not counted or (ends and len(names) == 2 == len(numbers))):
+        return repr(",".join(names))
+    return repr(",".join(names)) if ends and getattr(reader, "repeats_header", False) else None
+
+
+def _edge_columns(roles: Sequence[str], reader: Table) -> list[tuple[str, str]]:
+    """Return options that name the columns of edges without a header: of three texts, the last is an end."""
+    kinds = list(reader.columns.values())
+    names = list(roles)
+    if len(roles) == 2 and len(kinds) > 2 and kinds[:3] == [TEXT] * 3:
+        names.insert(1, "column2")
+    names += [f"column{at + 1}" for at in range(len(names), len(kinds))]
+    unkept = [name for name, kind in zip(names, kinds, strict=False) if kind == TEXT and name not in roles]
+    return [("--csv-columns", ",".join(names)), *([("--drop", ",".join(unkept))] if unkept else [])]
+
+
+def _likely_ends(kind: EdgeType, table: Table, missing: Sequence[str]) -> dict[str, str]:
+    """Return which columns may be the missing ends, by their names, else by their order."""
+    roles = edge_roles(kind)
+    free = [name for name, each in table.columns.items() if name not in roles and _may_be_ids(each)]
+    found: dict[str, str] = {}
+    for by_name in (True, False):
+        for end in missing:
+            words = {*_END_WORDS[end]} | (
+                {kind[0 if end == "src" else 2].lower()} if kind[0] != kind[2] else set()
+            )
+            fitting = [
+                name for name in free if not by_name or words.intersection(re.split(r"[\W_]+", name.lower()))
+            ]
+            if fitting and end not in found.values():
+                found[fitting[0]] = end
+                free.remove(fitting[0])
+    return found if len(found) == len(missing) else {}
+
+
+def _words_in(name: str) -> set[str]:
+    return set(re.split(r"[\W_]+", name.lower()))
+
+
+def _may_be_ids(kind: Kind) -> bool:
+    integers = isinstance(kind, Column) and not kind.shape and STORAGE_DTYPES[kind.dtype].kind in "iu"
+    return kind == TEXT or (integers and isinstance(kind, Column) and kind.unit is None)
+
+
+def _check_ids(tables: GraphTables) -> None:
+    """Raise ``FormatError`` for a column of ids that holds anything else."""
+    for node_type in tables.node_types:
+        if not are_texts(tables, node_type):
+            for column in id_columns(tables, node_type):
+                if not column.is_mask:
+                    require_integers(column.table, column.name)
+    for kind, table in tables.edges.items():
+        if "id" in table.columns:
+            require_integers(table, "id")
+        if (relation := relation_column(kind)) and table.columns[relation] != TEXT:
+            raise FormatError(
+                f"{table.name}, column {relation!r}: holds {table.columns[relation]}, not texts"
+            )
+
+
+def _find_unkept_columns(tables: GraphTables, faults: _Faults) -> None:
+    """Add all columns of all tables that cannot be stored."""
+    given: dict[NodeType | EdgeType, tuple[Table, Sequence[str]]] = {
+        kind: (each.rows, NODE_ROLES) for kind, each in tables.nodes.items() if each.rows is not None
+    }
+    given |= {kind: (table, edge_roles(kind)) for kind, table in tables.edges.items()}
+    dropped: dict[str, None] = {}
+    for kind, (table, roles) in given.items():
+        unkept = unkept_columns(table, (*roles, *faults.renamed.get(kind, ())))
+        for name, held in unkept.items():
+            what = f"holds {held}, not numbers" if name else "has no name"
+            faults.problems.append(f"{table.name}, column {name!r}: {what}")
+        if unkept:
+            elsewhere = {name for other, (each, _) in given.items() if other != kind for name in each.columns}
+            listed = ",".join(source_of(table, name).replace(",", "?") for name in unkept)
+            typed = not elsewhere.isdisjoint(unkept)
+            dropped[option_for(tables, kind, listed, typed=typed)] = None
+    faults.problems[:] = dict.fromkeys(faults.problems)
+    faults.options += [each for option in dropped for each in ("--drop", option)]

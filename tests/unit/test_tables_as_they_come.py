@@ -1,0 +1,473 @@
+"""Tables as people have them: what is wrong is told at once, with a command that builds the graph."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gigl_loader import DistABLPLoader, DistDataset, DistLinkNeighborLoader, FormatError
+from gigl_loader.cli.build_options import Kept, TableOptions, UnknownIds
+from gigl_loader.cli.table_options import open_tables
+from gigl_loader.graph import Graph, MemoryFolder
+from gigl_loader.graph.schema import EdgeSplits
+from gigl_loader.partition import ArrayTable, GraphTables, LocalExecutor, NodeTable, build_graph
+from gigl_loader.partition import runner as runner_module
+from gigl_loader.partition.runner import TaskTotals
+from gigl_loader.splits import split_edges
+from tests.support.command_line import run_here
+from tests.support.tables import files_of
+
+FILES = {
+    "follows.csv": "follower,followee,since\nann,bob,1\nbob,cat,2\n",
+    "packages.csv": ",p,d\n0,zlib,libc\n1,curl,zlib\n",
+    "snap.csv": "0,1\n1,2\n2,0\n",
+    "weighted.tsv": "7\t9\t0.5\n9\t8\t1.5\n",
+    "triples.tsv": "ann\tlikes\tbob\nbob\tlikes\tcat\nbob\tknows\tann\n",
+    "buys.csv": "user_id,item,when,note\nann,tea,3,hot\nbob,milk,4,cold\n",
+    "users.csv": "Unnamed: 0,id,name,city,age\n0,ann,Ann,Ulm,3\n1,bob,Bob,Bonn,4\n",
+    "items.csv": "5,0.5\n6,0.25\n",
+    "both.csv": "src,dst,name\n0,1,a\n",
+    "named.csv": "id,name\n0,1\n1,2\n",
+    "texts.csv": "id,feature\n0,a\n1,b\n",
+}
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def partition(*arguments: str, code: int = 0) -> str:
+    """Run a build; return what it says."""
+    done = run_here("partition", "graph", *arguments)
+    assert done.returncode == code, done.stderr
+    return done.stderr
+
+
+FOLLOWS = "--edges user,follows,user=follows.csv --rename follower=src --rename followee=dst"
+
+REFUSED: dict[str, tuple[str, list[str], tuple[int, int]]] = {
+    "ends by their order": (
+        "--edges follows.csv",
+        ["follows.csv: no column 'src' and none 'dst'; columns: 'follower', 'followee', 'since'"],
+        (3, 2),
+    ),
+    "ends beside an index of pandas": ("--edges packages.csv", ["--rename p=src --rename d=dst"], (3, 2)),
+    "ends by the names of the types, and a column that cannot be kept": (
+        "--edges user,buys,item=buys.csv",
+        ["--rename user,buys,item:user_id=src --rename user,buys,item:item=dst"],
+        (4, 2),
+    ),
+    "two tables": (
+        "--edges user,buys,item=buys.csv --edges user,follows,user=follows.csv",
+        ["buys.csv: no column 'src'", "follows.csv: no column 'src'"],
+        (5, 4),
+    ),
+    "a list of edges": ("--edges snap.csv", ["'0,1', looks like a row", "--csv-columns src,dst"], (3, 3)),
+    "weights": ("--edges weighted.tsv", ["--csv-columns src,dst,column3"], (3, 2)),
+    "triples": (
+        "--edges ent,@rel,ent=triples.tsv",
+        ["the first line, 'ann,likes,bob', looks", "--csv-columns ent,@rel,ent:src,rel,dst"],
+        (3, 3),
+    ),
+    "triples of one type": ("--edges triples.tsv", ["--csv-columns src,column2,dst --drop column2"], (3, 3)),
+    "nodes": ("--nodes items.csv", ["'5,0.5', looks like a row", "--csv-columns id,column2"], (2, 0)),
+    "texts of two tables": (
+        "--nodes user=users.csv --edges user,buys,item=buys.csv --rename user_id=src --rename item=dst",
+        [
+            "users.csv, column 'name': holds text, not numbers; users.csv, column 'city': holds text",
+            "buys.csv, column 'note': holds text",
+            "--drop user:name,city --drop user,buys,item:note",
+        ],
+        (4, 2),
+    ),
+    "a text beside a number of the same name": (
+        "--nodes named.csv --edges both.csv",
+        ["--drop node,to,node:name"],
+        (2, 1),
+    ),
+    "a text under another name": ("--nodes texts.csv", ["--drop feature"], (2, 0)),
+    "unknown ids": (
+        f"--nodes user=users.csv --drop name,city {FOLLOWS}",
+        [
+            "follows.csv, line 3, column 'followee': unknown node id 'cat' of type 'user'",
+            "--unknown-ids drop",
+        ],
+        (2, 1),
+    ),
+    "added nodes without values": (
+        f"--nodes user=users.csv --drop name,city {FOLLOWS} --unknown-ids add",
+        ["users.csv: 1 nodes are added, which have no value of 'age'", "--fill user:age=0"],
+        (3, 2),
+    ),
+}
+
+
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_refusal_has_a_command_that_works(case: str) -> None:
+    arguments, said, sizes = REFUSED[case]
+    error = partition(*arguments.split(), code=2)
+    for text in said:
+        assert text in error
+    _, found, command = error.strip().partition("This would work: gigl-loader ")
+    assert found
+    done = run_here(*shlex.split(command))
+    assert done.returncode == 0, done.stderr
+    schema = Graph.open("graph").schema
+    assert sum(each.count for each in schema.nodes.values()) == sizes[0]
+    assert sum(each.count for each in schema.edges.values()) == sizes[1]
+
+
+@pytest.mark.usefixtures("files")
+def test_ends_come_before_columns_and_options() -> None:
+    error = partition("--edges", "user,buys,item=buys.csv", "--weight", "w", code=2)
+    assert 0 < error.index("no column 'src'") < error.index("column 'note': holds text")
+
+
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--drop", "q,since,z*"], "no table has a column 'q', 'z*'; columns: "),
+        (["--drop", "node,to,node:q,z"], "follows.csv: no column 'q' and none 'z' to drop; columns: "),
+        (["--rename", "q=a", "--rename", "r=b"], "no table has a column 'q', 'r'"),
+        (
+            ["--rename", "node,to,node:q=a", "--rename", "node,to,node:r=b"],
+            "no column 'q' and none 'r' to rename",
+        ),
+        (["--csv-columns", "src,src"], "need a name each, got 'src,src'"),
+        (["--csv-columns", "a,b,c:src,dst"], "no table of type a,b,c; given: node,to,node"),
+    ],
+)
+def test_what_matched_nothing_is_named(arguments: list[str], said: str) -> None:
+    assert said in partition("--edges", "follows.csv", *arguments, code=2)
+
+
+def test_an_index_of_pandas_is_left_out_and_named(files: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pd = {"__index_level_0__": [4, 5], "id": [7, 8], "x": [[0.5, 1.0], [2.0, 3.0]]}
+    pq.write_table(pa.table(pd), files / "n.parquet")
+    partition("--nodes", "n.parquet")
+    assert caplog.messages == [
+        "n.parquet: left out '__index_level_0__', an index of pandas",
+        "n.parquet: column 'x' has 2 float64 a row: --dtype x=float32 halves them",
+    ]
+    assert set(Graph.open("graph").schema.nodes["node"].columns) == {"x"}
+    caplog.clear()
+    options = ["--drop", "id", "--rename", "__index_level_0__=id", "--dtype", "x=float32", "--overwrite"]
+    partition("--nodes", "n.parquet", *options)
+    assert caplog.messages == []
+    assert DistDataset.open("graph").fetch_node_ids()[0].tolist() == [4, 5]
+
+
+def test_a_file_without_header_counts_its_lines_from_the_first(files: Path) -> None:
+    (files / "bad.csv").write_text("1,2\n3,x\n")
+    error = partition("--edges", "bad.csv", "--csv-columns", "src,dst", "--nodes", "9", code=2)
+    assert "column 'dst'" in error
+    (files / "gone.csv").write_text("1,2\n3,50\n")
+    error = partition("--edges", "gone.csv", "--csv-columns", "src,dst", "--nodes", "9", code=2)
+    assert "gone.csv, line 2, column 'dst': unknown node id 50" in error
+    (files / "twice.csv").write_text("5,5\n3,5\n")
+    assert "--csv-columns NAME,..." in partition("--edges", "twice.csv", code=2)
+
+
+# Unknown ids, duplicates, self-loops
+
+KIND = ("a", "r", "a")
+
+
+def edges_of(folder: MemoryFolder) -> dict[Any, list[tuple[int, int, int, float]]]:
+    """Return source, destination, id and weight of all edges, by type, sorted."""
+    graph = Graph.open(folder)
+    graph.verify()
+    found: dict[Any, list[tuple[int, int, int, float]]] = {}
+    for kind in graph.schema.edges:
+        rows = found.setdefault(kind, [])
+        for part in range(graph.schema.num_partitions):
+            lists = graph.topology(kind, part)
+            low = int(graph.bounds(graph.schema.target_type(kind))[part])
+            targets = low + np.repeat(np.arange(len(lists["indptr"]) - 1), np.diff(lists["indptr"]))
+            ids = graph.directory("a").node_ids(np.arange(graph.schema.nodes["a"].count))
+            ends = [ids[lists["indices"]], ids[targets]]
+            ends = ends if graph.schema.edge_dir == "in" else ends[::-1]
+            weights = graph.edge_column(kind, "w", part)
+            rows += zip(*(each.tolist() for each in (*ends, lists["edge_ids"], weights)), strict=True)
+        assert len(rows) == graph.schema.edges[kind].count
+        rows.sort()
+    return found
+
+
+rules = st.fixed_dictionaries(
+    {
+        "unknown_ids": st.sampled_from(["drop", "add"]),
+        "duplicates": st.sampled_from(["keep", "drop"]),
+        "self_loops": st.sampled_from(["keep", "drop"]),
+    }
+)
+builds = st.fixed_dictionaries(
+    {
+        "num_partitions": st.integers(1, 3),
+        "edge_dir": st.sampled_from(["in", "out"]),
+        "assigner": st.sampled_from(["range", "hash", "ldg"]),
+        "memory_limit": st.sampled_from([6000, 1 << 24]),
+    }
+)
+ids = st.integers(-2, 12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(ids, ids), max_size=60),
+    st.lists(ids, unique=True, max_size=8),
+    rules,
+    builds,
+    st.tuples(st.booleans(), st.booleans()),
+)
+def test_rows_are_kept_as_the_rules_say(
+    pairs: list[tuple[int, int]],
+    nodes: list[int],
+    chosen: dict[str, Any],
+    how: dict[str, Any],
+    variant: tuple[bool, bool],
+) -> None:
+    relations, held_out = variant
+    ends = np.array(pairs, np.int64).reshape(-1, 2)
+    names = np.array([f"r{(src + dst) % 3}" for src, dst in pairs], dtype=object)
+    arrays = {"src": ends[:, 0], "dst": ends[:, 1], "w": np.arange(len(pairs)) / 4}
+    kind = ("a", "@rel", "a") if relations else KIND
+    tables = GraphTables(
+        edges={kind: ArrayTable("edges", arrays | ({"rel": names} if relations else {}))},
+        nodes={"a": NodeTable(ArrayTable("nodes", {"id": np.array(nodes, np.int64)}))},
+        weights={kind: ("w",)},
+        splits={kind: EdgeSplits(fractions={"train": 0.5, "val": 0.3})},
+        message_edges=("train",) if held_out else None,
+        **chosen,
+    )
+    folder = MemoryFolder()
+    schema = build_graph(tables, folder, **how)
+    known = set(nodes) | (
+        {end for pair in pairs for end in pair} if chosen["unknown_ids"] == "add" else set()
+    )
+    expected: dict[Any, list[tuple[int, int, int, float]]] = {
+        ("a", name, "a"): [] for name in (sorted({*names}) if relations else ["r"])
+    }
+    counts: dict[Any, Counter[str]] = {each: Counter(train=0, val=0) for each in expected}
+    split = {
+        row: name
+        for name, rows in split_edges(torch.from_numpy(ends.T), {"train": 0.5, "val": 0.3}).items()
+        for row in rows.tolist()
+    }
+    seen = set()
+    for row, (src, dst) in enumerate(pairs):
+        each = ("a", str(names[row]) if relations else "r", "a")
+        if not {src, dst} <= known or (src == dst and chosen["self_loops"] == "drop"):
+            continue
+        if (each, src, dst) in seen and chosen["duplicates"] == "drop":
+            continue
+        seen.add((each, src, dst))
+        counts[each].update([split[row]] if row in split else [])
+        if not held_out or split.get(row) != "val":
+            expected[each].append((src, dst, row, row / 4))
+    assert schema.nodes["a"].count == len(known)
+    assert edges_of(folder) == {each: sorted(rows) for each, rows in expected.items()}
+    for each, built in schema.edges.items():
+        assert built.splits is not None
+        assert built.splits.counts == counts[each]
+
+
+def test_the_first_of_parallel_edges_is_found_over_pieces_of_a_hub() -> None:
+    random = np.random.default_rng(0)
+    src = random.integers(0, 3, 4000)
+    arrays = {"src": src, "dst": np.zeros(4000, np.int64), "w": np.arange(4000.0)}
+    tables = GraphTables({KIND: ArrayTable("edges", arrays)}, {"a": NodeTable(count=9)}, duplicates="drop")
+    folder = MemoryFolder()
+    build_graph(tables, folder, memory_limit=5000)
+    firsts = [int(np.flatnonzero(src == each)[0]) for each in range(3)]
+    assert edges_of(folder)[KIND] == [(each, 0, at, float(at)) for each, at in enumerate(firsts)]
+
+
+def tables_of_many(folder: Path, **options: Any) -> GraphTables:
+    """Return tables of enough rows for several tasks, with text ids of which some are unknown."""
+    random = np.random.default_rng(3)
+    names = np.array([f"n{number}" for number in random.permutation(400)], dtype=object)
+    src, dst = names[random.integers(0, 400, (2, 3000))]
+    relation = np.array([f"r{number}" for number in random.integers(0, 3, 3000)], dtype=object)
+    arrays = {"src": src, "dst": dst, "rel": relation, "w": random.random(3000)}
+    if not (folder / "edges.parquet").exists():
+        pq.write_table(pa.table(arrays), folder / "edges.parquet", row_group_size=300)
+        nodes = {"id": names[:300], "x": random.random(300).astype(np.float32)}
+        pq.write_table(pa.table(nodes), folder / "nodes.parquet", row_group_size=50)
+    given = TableOptions(
+        edges=[f"a,@rel,a={folder}/edges.parquet"],
+        nodes=[f"a={folder}/nodes.parquet"],
+        fill=["x=0.5"],
+        reverse=["a,@rel,a"],
+        split_edges=["0.8,0.2"],
+        message_edges="train",
+        **options,
+    )
+    return open_tables(given)
+
+
+@pytest.mark.parametrize("unknown", ["drop", "add"])
+@pytest.mark.parametrize("processes", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_tasks_and_limits_change_no_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unknown: str, processes: int
+) -> None:
+    options = {"unknown_ids": UnknownIds(unknown), "duplicates": Kept.drop, "self_loops": Kept.drop}
+    monkeypatch.setattr(runner_module, "_FEW_ROWS", 100)
+    built: list[dict[str, bytes]] = []
+    left_out: list[Any] = []
+
+    def count(totals: TaskTotals) -> None:
+        left_out.append(totals.left_out)
+
+    other: dict[str, Any] = {"memory_limit": 400_000, "scratch": tmp_path / "scratch"}
+    if processes:
+        other |= {"executor": LocalExecutor(processes), "memory_limit": 1 << 30}
+    for name, how in (("one", {}), ("other", other)):
+        tables = tables_of_many(tmp_path, **options)
+        build_graph(tables, tmp_path / name, num_partitions=3, assigner="hash", summary=count, **how)
+        built.append(dict(files_of(tmp_path / name)))
+    assert built[0] == built[1]
+    assert left_out[0] == left_out[1]
+    graph = Graph.open(tmp_path / "one")
+    graph.verify()
+    assert graph.schema.nodes["a"].count == (300 if unknown == "drop" else 400)
+    if unknown == "add":
+        positions = graph.positions("a", np.arange(300, 400))
+        columns = np.concatenate([graph.node_column("a", "x", part) for part in range(3)])
+        assert columns[positions].tolist() == [0.5] * 100
+        texts = DistDataset.open(tmp_path / "one").original_ids(torch.arange(300, 400), "a")
+        assert texts == sorted(texts)
+
+
+def test_unknown_ids_are_listed_by_table(files: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [f"0,{number}" for number in (1, *range(20, 34), 20, 21)]
+    (files / "e.csv").write_text("\n".join(["src,dst", *rows, ""]))
+    (files / "train.csv").write_text("id\n1\n77\n")
+    options = ["--edges", "e.csv", "--nodes", "3", "--split", "train=train.csv"]
+    said = (
+        "e.csv, line 3, column 'dst': unknown node id 20 of type 'node' and in 15 more rows: 21, 22, 23, 24, "
+    )
+    error = partition(*options, code=2)
+    assert said + "25, 26, 27, 28, 29, ...; train.csv, line 3, column 'id': unknown node id 77" in error
+    partition(*options, "--unknown-ids", "drop")
+    assert caplog.messages[:2] == [
+        "nodes node: left out 1 unknown ids",
+        "edges node,to,node: left out 16 unknown ids",
+    ]
+    assert said in caplog.messages[2]
+    graph = Graph.open("graph")
+    assert (graph.schema.edges["node", "to", "node"].count, graph.split("node", "train").tolist()) == (1, [1])
+    partition(*options, "--unknown-ids", "add", "--overwrite")
+    assert sorted(DistDataset.open("graph").fetch_node_ids()[0].tolist()) == [0, 1, 2, *range(20, 34), 77]
+
+
+def test_a_mask_of_nodes_goes_with_added_nodes() -> None:
+    edges = ArrayTable("edges", {"src": np.array([0, 9]), "dst": np.array([1, 0])})
+    splits = {"train": ArrayTable("mask", {"id": np.array([True, False])})}
+    tables = GraphTables({KIND: edges}, {"a": NodeTable(count=2, splits=splits)}, unknown_ids="add")
+    folder = MemoryFolder()
+    assert build_graph(tables, folder).nodes["a"].count == 3
+    assert Graph.open(folder).split("a", "train").tolist() == [0]
+
+
+@pytest.mark.parametrize("name", ["unknown_ids", "duplicates", "self_loops"])
+def test_a_rule_that_is_unknown_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} is one of .*, got 'some'"):
+        GraphTables(edges={}, nodes={"a": NodeTable(count=1)}, **{name: "some"})  # type: ignore[arg-type]
+
+
+# Relations and reverses
+
+
+def test_each_text_of_a_relation_column_makes_a_type(files: Path) -> None:
+    options = ["--csv-columns", "ent,@rel,ent:src,rel,dst", "--split-edges", "0.5,0.5"]
+    partition("--edges", "ent,@rel,ent=triples.tsv", *options, "--reverse", "ent,@rel,ent")
+    dataset = DistDataset.open("graph")
+    names = ["knows", "likes", "rev_knows", "rev_likes"]
+    assert dataset.edge_types == [("ent", name, "ent") for name in names]
+    assert [each.count for each in dataset.schema.edges.values()] == [1, 2, 1, 2]
+    assert dataset.schema.reverses["ent", "rev_likes", "ent"] == ("ent", "likes", "ent")
+    splits = dataset.edge_splits
+    assert [sum(each.values()) for each in splits.values()] == [1, 2, 1, 2]
+    assert splits["ent", "likes", "ent"] == splits["ent", "rev_likes", "ent"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([("a", "", "b")], "column 'rel', row 0: no relation"),
+        ([("a", "r", "b")], "makes the type a,r,a, as a,r,a does"),
+        ([("a", "x#held", "b")], "makes the type a,x#held,a, which names no edges"),
+        (
+            [("a", f"r{number}", "b") for number in range(4097)],
+            "more than 4,096 texts, each of which makes a type",
+        ),
+    ],
+)
+def test_relations_that_cannot_be_types_are_refused(rows: list[tuple[str, ...]], message: str) -> None:
+    columns = dict(zip(("src", "rel", "dst"), np.array(rows, dtype=object).T, strict=True))
+    other = ArrayTable("other", {"src": np.array(["a"]), "dst": np.array(["b"])})
+    with pytest.raises(FormatError, match=message):
+        build_graph(GraphTables({KIND: other, ("a", "@rel", "a"): ArrayTable("t", columns)}), MemoryFolder())
+
+
+def test_a_declared_reverse_has_the_splits_of_its_type_and_is_excluded_with_it(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    pairs = np.unique(random.integers(0, 30, (200, 2)), axis=0)
+    (tmp_path / "likes.csv").write_text("src,dst\n" + "".join(f"{u},{i}\n" for u, i in pairs))
+    (tmp_path / "liked.csv").write_text("src,dst\n" + "".join(f"{i},{u}\n" for u, i in pairs[::-1]))
+    graph = tmp_path / "graph"
+    likes, liked = ("user", "likes", "item"), ("item", "liked_by", "user")
+    done = run_here(
+        *("partition", str(graph), "--edges", f"{','.join(likes)}={tmp_path / 'likes.csv'}"),
+        *("--edges", f"{','.join(liked)}={tmp_path / 'liked.csv'}", "--split-edges", "0.6,0.2,0.2"),
+        *("--reverse", f"{','.join(likes)}={','.join(liked)}", "--message-edges", "train"),
+    )
+    assert done.returncode == 0, done.stderr
+    dataset = DistDataset.open(graph)
+    assert dataset.schema.reverses == {likes: liked, liked: likes}
+    assert dataset.edge_splits[likes] == dataset.edge_splits[liked]
+    assert dataset.schema.edges[likes].count == dataset.schema.edges[liked].count < len(pairs)
+    options: dict[str, Any] = {"batch_size": 16, "num_workers": 0, "seed": 0, "device": "cpu"}
+    for reverses, leaks in ((None, False), ({}, True)):
+        seen = Counter[bool]()
+        with DistLinkNeighborLoader(
+            dataset,
+            [-1],
+            (likes, "train"),
+            exclude_targets=True,
+            reverse_edge_types=reverses,
+            **options,
+        ) as loader:
+            for batch in loader:
+                users, items = batch["user"].n_id, batch["item"].n_id
+                src, dst = batch[likes].edge_label_index
+                targets = set(zip(users[src].tolist(), items[dst].tolist(), strict=True))
+                ends = batch[liked].edge_index
+                pairs_there = zip(users[ends[1]].tolist(), items[ends[0]].tolist(), strict=True)
+                seen.update(pair in targets for pair in pairs_there)
+        assert seen[False]
+        assert bool(seen[True]) == leaks
+    with DistABLPLoader(dataset, [-1], ("user", None), supervision_edge_type=likes, **options) as labels:
+        for batch in labels:
+            users, items = batch["user"].n_id, batch["item"].n_id
+            anchors, found = batch.y_positive
+            targets = set(zip(users[anchors].tolist(), items[found].tolist(), strict=True))
+            ends = batch[liked].edge_index
+            assert targets.isdisjoint(zip(users[ends[1]].tolist(), items[ends[0]].tolist(), strict=True))
