@@ -143,7 +143,7 @@ sanitize: sanitize-$(SANITIZER)
 
 sanitize-address: $(SANITIZE_VENV)/.installed
 	LD_PRELOAD="$(call LIBRARY,libasan.so) $(call LIBRARY,libstdc++.so)" \
-	ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
+	ASAN_OPTIONS=abort_on_error=1 LSAN_OPTIONS=suppressions=tests/native/leaks.txt:print_suppressions=0 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
 	$(SANITIZE_BIN)/python -m pytest tests/native --timeout 600 -p no:cacheprovider $(PYTEST)
 
 $(SANITIZE_VENV)/.installed: $(INPUTS)
