@@ -143,7 +143,6 @@ std::span<const int32_t> Batch::BothDirections(int edge_type, int reverse_type) 
   if (own.ends.target_type != other.ends.neighbor_type || own.ends.neighbor_type != other.ends.target_type) {
     throw std::invalid_argument("edge types that do not join the same node types are no reverses of each other");
   }
-  if (!collect_.with_edge_ids) throw std::invalid_argument("both directions are told apart by edge ids");
   const size_t num_own = own.rows.size(), num_other = other.rows.size();
   room_.Take(static_cast<int64_t>(num_other), 0);
   if (num_own + num_other > INT32_MAX) throw BatchTooLarge("more than 2^31 edges of one type");
@@ -162,14 +161,12 @@ std::span<const int32_t> Batch::BothDirections(int edge_type, int reverse_type) 
   WorkCounter work;
   for (int64_t t = 0; t < num_own_targets; ++t) {
     work.Add(own.colptr[t + 1] - own.colptr[t]);
-    for (int64_t e = own.colptr[t]; e < own.colptr[t + 1]; ++e) {
-      all[ends[t]++] = {own.edge_ids[e], own.rows[e], static_cast<int32_t>(e)};
-    }
+    for (int64_t e = own.colptr[t]; e < own.colptr[t + 1]; ++e) all[ends[t]++] = {own.rows[e], static_cast<int32_t>(e)};
   }
   for (int64_t t = 0; t < num_other_targets; ++t) {
     work.Add(other.colptr[t + 1] - other.colptr[t]);
     for (int64_t e = other.colptr[t]; e < other.colptr[t + 1]; ++e) {
-      all[ends[other.rows[e]]++] = {other.edge_ids[e], static_cast<int32_t>(t), static_cast<int32_t>(num_own + e)};
+      all[ends[other.rows[e]]++] = {static_cast<int32_t>(t), static_cast<int32_t>(num_own + e)};
     }
   }
 
@@ -177,10 +174,10 @@ std::span<const int32_t> Batch::BothDirections(int edge_type, int reverse_type) 
   size_t begin = 0;
   for (size_t t = 0; t < targets.size(); begin = ends[t], ++t) {
     SortUnlessStopped(all + begin, all + ends[t], [](const Direction& a, const Direction& b) {
-      return std::tie(a.neighbor, a.edge_id, a.place) < std::tie(b.neighbor, b.edge_id, b.place);
+      return std::tie(a.neighbor, a.place) < std::tie(b.neighbor, b.place);
     });
     for (size_t i = begin; i < ends[t]; ++i) {
-      if (i > begin && all[i].neighbor == all[i - 1].neighbor && all[i].edge_id == all[i - 1].edge_id) continue;
+      if (i > begin && all[i].neighbor == all[i - 1].neighbor) continue;
       if (!own.excluded.empty()) {
         const NodePair pair(PositionOf(targets[t]), PositionOf(neighbors[all[i].neighbor]));
         if (std::binary_search(own.excluded.begin(), own.excluded.end(), pair)) continue;

@@ -130,9 +130,9 @@ class Batch {
   void Exclude(int edge_type, std::span<const int64_t> targets, std::span<const int64_t> neighbors);
 
   // The edges of a type and those of another, the other way round, as one list: places in the edges of the first,
-  // followed by those of the second; by (target, neighbour, edge id), each once. Pairs that the first excludes
-  // stay out. Edge ids must have been collected. Throws BatchTooLarge where there is no room for the added edges,
-  // std::invalid_argument for types of other ends. Valid until the next call.
+  // followed by those of the second, by (target, neighbour). Of several edges that join one target and neighbour,
+  // the first of these places stays. Pairs that the first type excludes stay out. Throws BatchTooLarge where there is
+  // no room for the added edges, std::invalid_argument for types of other ends. Valid until the next call.
   std::span<const int32_t> BothDirections(int edge_type, int reverse_type);
 
   // What the hop added is the next frontier.
@@ -161,7 +161,6 @@ class Batch {
  private:
   // An edge in one direction.
   struct Direction {
-    int64_t edge_id;
     int32_t neighbor;
     int32_t place;
   };

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from gigl_loader.arrays import Int64Array
+from gigl_loader.graph.schema import HOMOGENEOUS_EDGE
 from gigl_loader.options import is_edge_type, known_edge_type
 from gigl_loader.sampling.plans.link import GIVEN
 from gigl_loader.sampling.request import SEED, TIME
@@ -312,15 +313,15 @@ def read_seed_links(directory: LinkDirectory, edge_label_index: Any) -> SeedLink
     """Return the links that ``edge_label_index`` stands for.
 
     Node ids or texts, [2, M]; the name of a split of edges; ``None`` for all edges of the only edge type; an
-    edge type, or its two ends, for all of its edges; or a pair of an edge type and one of these. Edges come
-    by ascending edge id. ``ValueError`` and ``TypeError`` name the value and the rule it breaks.
+    edge type, or its two ends, for all of its edges; or a pair of an edge type (for links, of any type
+    between two node types) and one of these. Edges come by ascending edge id. ``ValueError`` and
+    ``TypeError`` name the value and the rule it breaks.
     """
     edge_type, links = _typed_links(directory.schema, edge_label_index)
-    splits = directory.schema.edges[edge_type].splits
-    _check_no_path("edge_label_index", links, () if splits is None else splits.fractions)
-    if links is None:
-        return SeedLinks(edge_type, *directory.all_edges(edge_type))
-    if isinstance(links, str):
+    edges = directory.schema.edges.get(edge_type)
+    _check_no_path("edge_label_index", links, edges.splits.fractions if edges and edges.splits else ())
+    if links is None or isinstance(links, str):
+        known_edge_type(directory.schema.edges, edge_type, "edge_label_index")
         return SeedLinks(edge_type, *directory.all_edges(edge_type, links), split=links)
     ends = (edge_type[0], edge_type[2])
     ids = _pairs(_without_texts(directory, ends, links))
@@ -351,17 +352,27 @@ def _typed_links(schema: GraphSchema, value: Any) -> tuple[EdgeType, Any]:
     if is_edge_type(value):
         return known_edge_type(schema.edges, value, "edge_label_index"), None
     if isinstance(value, tuple) and len(value) == 2 and is_edge_type(value[0]):
-        return known_edge_type(schema.edges, value[0], "edge_label_index"), value[1]
+        return link_type(schema, value[0], "edge_label_index"), value[1]
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
         raise TypeError(
             "edge_label_index as a tuple must be (edge type, links), where an edge type is (source, "
             f"relation, destination), got {value[0]!r}"
         )
-    known = list(schema.edges)
+    known = [HOMOGENEOUS_EDGE] if schema.homogeneous else list(schema.edges)
     if len(known) == 1:
         return known[0], value
     listed = ", ".join(map(str, known)) or "none"
     raise ValueError(f"edge_label_index must name one of the edge types {listed}: pass (edge type, links)")
+
+
+def link_type(schema: GraphSchema, value: Any, what: str) -> EdgeType:
+    """Return the type of links that a user named: any between node types, an edge type of the graph or not.
+
+    The ends of an edge type the other way round, under its own relation, are refused as a mistake.
+    """
+    joins_nodes = is_edge_type(value) and len(value) == 3 and {value[0], value[2]} <= schema.nodes.keys()
+    is_new = joins_nodes and value[::-1] not in schema.edges
+    return known_edge_type({*schema.edges, value} if is_new else schema.edges, value, what)
 
 
 def _pairs(links: Any) -> Int64Array:
@@ -421,9 +432,9 @@ def read_times(name: str, value: Any, *, count: int, places: Int64Array | None =
         raise TypeError(f"{name} must be a tensor of integers, got a {type(value).__name__}") from None
     if times.is_floating_point() or times.is_complex() or times.dtype == torch.bool:
         raise TypeError(f"{name} must hold integers, got {times.dtype}")
-    if times.ndim != 1:
+    if times.ndim != 1 and times.shape[1:] != (1,):
         raise ValueError(f"{name} must be 1-D, got shape {list(times.shape)}")
-    array = np.ascontiguousarray(times.to(torch.int64).numpy())
+    array = np.ascontiguousarray(times.to(torch.int64).numpy().reshape(-1))
     if places is not None and len(array) != count and len(array) > int(places.max()):
         array = array[places]
     if len(array) != count:

@@ -67,58 +67,62 @@ class LinkLabels:
             for name in ("src", "dst", "neg_src", "neg_dst")
             if name in tensors.frame.layout.specs
         }
-        links = self._attributes(indices, tensors, plan)
+        which = torch.from_numpy(tensors.frame.array("input_id"))
+        links = {"input_id": tensors.tensor("input_id")}
+        times = None if self.time is None else self._of(self.time, which, tensors)
+        if plan.hops.time_attr is not None:
+            times = tensors.tensor(SEED_TIME)
+        ends: tuple[dict[str, Tensor], ...] = ({}, {})
+        if plan.mode == "triplet":
+            ends = _triplet(indices, plan, {} if times is None else {SEED_TIME: times})
+        else:
+            links |= self._labelled(indices, which, tensors, plan)
+            if times is not None:
+                links |= {SEED_TIME: times} if plan.hops.time_attr is not None else {}
+                links["edge_label_time"] = _with_negatives(times, plan.negatives)
         if not hasattr(batch, "edge_types"):
-            for name, value in (*links.items(), *_triplet(indices, plan).items()):
+            for name, value in {**links, **ends[0], **ends[1]}.items():
                 setattr(batch, name, value)
             return batch
-        source, _, destination = plan.edge_type
         batch[plan.edge_type].update(links)
-        for name, value in _triplet(indices, plan).items():
-            batch[source if name == "src_index" else destination][name] = value
+        batch[plan.edge_type[0]].update(ends[0])
+        batch[plan.edge_type[2]].update(ends[1])
         return batch
 
-    def _attributes(
-        self, indices: dict[str, Tensor], tensors: FrameTensors, plan: LinkPlan
+    def _labelled(
+        self, indices: dict[str, Tensor], which: Tensor, tensors: FrameTensors, plan: LinkPlan
     ) -> dict[str, Tensor]:
-        """Return the attributes of the links' edge type."""
-        attributes = {"input_id": tensors.tensor("input_id")}
-        which = torch.from_numpy(tensors.frame.array("input_id"))
-        device = attributes["input_id"].device
-        label = None if self.label is None else self.label[which].to(device, non_blocking=True)
-        count = len(which)
-        if plan.negatives is not None and plan.negatives.mode == "binary":
-            ends = [torch.cat([indices[name], indices[f"neg_{name}"]]) for name in ("src", "dst")]
-            attributes["edge_label_index"] = torch.stack(ends)
-            positive = torch.ones(count, device=device) if label is None else label + 1
-            negative = positive.new_zeros((plan.negatives.count(count), *positive.shape[1:]))
-            attributes["edge_label"] = torch.cat([positive, negative])
-        elif plan.mode is None:
-            attributes["edge_label_index"] = torch.stack([indices["src"], indices["dst"]])
-            if label is not None:
-                attributes["edge_label"] = label
-        times = None if self.time is None else self.time[which].to(device, non_blocking=True)
-        if plan.hops.time_attr is not None:
-            attributes[SEED_TIME] = times = tensors.tensor(SEED_TIME)
-        if times is not None:
-            attributes["edge_label_time"] = self._with_negatives(times, plan)
-        return attributes
+        """Return the local ends and the labels of links and binary negatives."""
+        label = None if self.label is None else self._of(self.label, which, tensors)
+        if plan.negatives is None:
+            links = {"edge_label_index": torch.stack([indices["src"], indices["dst"]])}
+            return links if label is None else {**links, "edge_label": label}
+        ends = [torch.cat([indices[name], indices[f"neg_{name}"]]) for name in ("src", "dst")]
+        positive = torch.ones(len(which), device=ends[0].device) if label is None else label + 1
+        negative = positive.new_zeros((plan.negatives.count(len(which)), *positive.shape[1:]))
+        return {"edge_label_index": torch.stack(ends), "edge_label": torch.cat([positive, negative])}
 
-    def _with_negatives(self, times: Tensor, plan: LinkPlan) -> Tensor:
-        if plan.negatives is None or plan.mode == "triplet":
-            return times
-        owners = torch.arange(plan.negatives.count(len(times)), device=times.device) % len(times)
-        return torch.cat([times, times[owners]])
+    def _of(self, values: Tensor, which: Tensor, tensors: FrameTensors) -> Tensor:
+        """Return the values of some links, on the device of the batch."""
+        return values[which].to(tensors.tensor("input_id").device, non_blocking=True)
 
 
-def _triplet(indices: dict[str, Tensor], plan: LinkPlan) -> dict[str, Tensor]:
-    """Return the attributes of triplets. Negative ``a * M + i`` belongs to link i."""
-    if plan.mode != "triplet":
-        return {}
+def _with_negatives(times: Tensor, negatives: Negatives | None) -> Tensor:
+    if negatives is None:
+        return times
+    owners = torch.arange(negatives.count(len(times)), device=times.device) % len(times)
+    return torch.cat([times, times[owners]])
+
+
+def _triplet(
+    indices: dict[str, Tensor], plan: LinkPlan, times: dict[str, Tensor]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the attributes of source and destination nodes. Negative ``a * M + i`` belongs to link i."""
     negatives, count = indices["neg_dst"], len(indices["src"])
     if plan.negatives is None or plan.negatives.amount > 1:
         negatives = negatives.view(len(negatives) // count, count).t().contiguous()
-    return {"src_index": indices["src"], "dst_pos_index": indices["dst"], "dst_neg_index": negatives}
+    of_source = {"src_index": indices["src"], **times}
+    return of_source, {"dst_pos_index": indices["dst"], "dst_neg_index": negatives, **times}
 
 
 def _is_counted(labels: Tensor) -> bool:
@@ -148,12 +152,13 @@ class NegativeSampling:
     amount: float = 1
     """Negatives per link: ``ceil(M * amount)`` for M links. A whole number for triplets."""
     src_weight: torch.Tensor | None = None
-    """Weight of each node of the source type, by ascending node id, [N]. Not for triplets."""
+    """Weight of each node of the source type, by ascending node id, [N]. Triplets keep the sources of their
+    links."""
     dst_weight: torch.Tensor | None = None
     """Weight of each node of the destination type, by ascending node id, [N]."""
     strict: bool = False
-    """Draw again what is an edge of the graph, up to 100 times. ``stats()["negatives_not_strict"]`` counts
-    negatives that are one nevertheless."""
+    """Draw again what is an edge of the links' type, up to 100 times. ``stats()["negatives_not_strict"]``
+    counts negatives that are one nevertheless."""
 
     def __post_init__(self) -> None:
         """``TypeError`` and ``ValueError`` name the field and the rule that it breaks."""
@@ -181,17 +186,20 @@ def user_code(value: Any) -> UserCode | None:
 
 
 def read_negatives(value: Any, schema: GraphSchema, edge_type: EdgeType) -> Negatives | None:
-    """Return what ``neg_sampling`` stands for. ``TypeError`` and ``ValueError`` name the rule it breaks."""
+    """Return what ``neg_sampling`` stands for. ``TypeError`` and ``ValueError`` name the rule it breaks.
+
+    Of links whose type is no edge type of the graph, all negatives are strict.
+    """
     if value is None:
         return None
     given = _given(value)
-    source, _, destination = edge_type
+    src_weight = _weights("src_weight", given.src_weight, schema, edge_type[0])
     return Negatives(
         mode="triplet" if given.mode == "triplet" else "binary",
         amount=float(given.amount),
-        strict=given.strict,
-        src_weight=_weights("src_weight", given.src_weight, schema, source),
-        dst_weight=_weights("dst_weight", given.dst_weight, schema, destination),
+        strict=given.strict and edge_type in schema.edges,
+        src_weight=src_weight if given.mode == "binary" else None,
+        dst_weight=_weights("dst_weight", given.dst_weight, schema, edge_type[2]),
     )
 
 
@@ -274,10 +282,12 @@ class DistLinkNeighborLoader(BaseDistLoader):
       [M + J]: 1 for links (or the labels that were given, plus 1), 0 for negatives;
     - triplet: ``src_index`` [M], ``dst_pos_index`` [M] and ``dst_neg_index`` ([M], or [M, amount]; of given
       and custom negatives [M, K], with -1 for none);
-    - ``input_id`` [M]: place of each link in the input; ``edge_label_time`` where times were given.
+    - ``input_id`` [M]: place of each link in the input; where times were given, ``edge_label_time``, and
+      for triplets ``seed_time`` [M] in its place.
 
     In a heterogeneous batch, ``edge_label_index``, ``edge_label``, ``edge_label_time`` and ``input_id`` are
-    attributes of the links' edge type, ``src_index`` of its source type, ``dst_...`` of its destination type.
+    attributes of the links' edge type, ``src_index`` of its source type, ``dst_...`` of its destination type,
+    ``seed_time`` of triplets of both.
     ``stats()`` has ``negatives_not_strict`` and ``negatives_too_late``.
     """
 
@@ -316,7 +326,8 @@ class DistLinkNeighborLoader(BaseDistLoader):
             Links as node ids, integers [2, M], row 0 = source, or as texts, by which tables named the nodes;
             the name of a split of edges; an edge type, or its two ends, for all of its edges; a pair of an
             edge type and links, or a split; ``None`` for all edges of a graph with one edge type. Links need
-            not be edges of the graph. An input of nothing gives epochs of no batch, with a warning.
+            not be edges of the graph, nor their type one of its edge types: any between two of its node types
+            will do. An input of nothing gives epochs of no batch, with a warning.
         ``edge_label``
             A label for each link, [M, ...]. With binary negatives, labels are integers or floats from 0 on:
             1 is added to each, and negatives have 0. Not for triplets.
@@ -457,12 +468,13 @@ class DistLinkNeighborLoader(BaseDistLoader):
         known, what = self.dataset.schema.edges, "reverse_edge_types"
         found = {
             kind: known_edge_type(known, reverse, what)
-            for kind, reverse in by_edge_type(known, reverses or {}, what).items()
+            for kind, reverse in by_edge_type({*known, edge_type}, reverses or {}, what).items()
         }
         if not self._exclude_targets:
             return (), ()
+        own = (edge_type,) if edge_type in known else ()
         reverse = (self.dataset.schema.reverses if reverses is None else found).get(edge_type)
-        return (edge_type,), () if reverse is None else (reverse,)
+        return own, () if reverse is None else (reverse,)
 
     @cached_property
     def _collator(self) -> Collator:

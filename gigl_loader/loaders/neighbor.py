@@ -61,7 +61,7 @@ def sampler_arguments(
     return SamplerArguments(
         num_neighbors=num_neighbors,
         replace=flag("replace", replace),
-        with_edge=None if with_edge is None else flag("with_edge", with_edge),
+        with_edge=with_edge is None or flag("with_edge", with_edge),
         weight_attr=weight_attr,
         disjoint=flag("disjoint", disjoint),
         time_attr=time_attr,
@@ -138,7 +138,7 @@ class DistNeighborLoader(BaseDistLoader):
     """K-hop neighbourhoods of seed nodes, as PyG ``Data`` or ``HeteroData``.
 
     Batches carry ``edge_index`` (row 0 = neighbour, row 1 = target), ``n_id`` (alias ``node``; seeds
-    first), ``e_id`` (alias ``edge``; with ``with_edge``), the rows of every column (``x``, ``y``,
+    first), ``e_id`` (alias ``edge``; unless ``with_edge=False``), the rows of every column (``x``, ``y``,
     ``edge_attr``, ...), ``batch_size``, ``input_id``, ``batch``, ``seed_index``, ``num_sampled_nodes``
     and ``num_sampled_edges``. ``out[batch.seed_index]`` has one row for each entry of ``input_id``, also
     where seeds repeat. Sampling is that of GraphSAGE (Hamilton et al. 2017); names are PyG's.
@@ -176,7 +176,7 @@ class DistNeighborLoader(BaseDistLoader):
         ``replace``
             Draw neighbours with replacement.
         ``with_edge``
-            Return the ids of sampled edges. By default, when the edges have columns.
+            ``False`` leaves the ids of sampled edges out, which saves a read for each edge.
         ``weight_attr``
             Edge column by which neighbours are drawn, declared when the graph was built (``--weight``,
             ``from_pyg(weight_attr=)``) or by ``gigl-loader index``. Without replacement, each draw picks
@@ -186,20 +186,22 @@ class DistNeighborLoader(BaseDistLoader):
             Sample a tree of its own around every seed: a node that two seeds reach is there twice, and
             ``batch`` is the number of the tree of every node, as PyG has it. Seeds that repeat stay repeated.
         ``time_attr``
-            Node or edge column, int64, declared when the graph was built (``--time``,
+            Node or edge column of integers, declared when the graph was built (``--time``,
             ``from_pyg(time_attr=)``) or by ``gigl-loader index``. In the tree around a seed with time ``t``,
             no edge, or no neighbour, has a later time, at any hop; types without the column are not bound.
             Trees are disjoint, and the batch has ``seed_time``.
         ``input_time``
-            Time of each seed, integers [N]; needed for times of edges. By default, seeds have their own.
+            Time of each seed, integers [N] or [N, 1]; needed for times of edges. By default, seeds have their
+            own.
         ``temporal_strategy``
             ``"uniform"`` draws among the neighbours that are early enough, ``"last"`` takes the latest.
         ``subgraph_type``
             Which edges a batch has: ``"directional"``, those that were drawn; ``"bidirectional"``, these and
-            their reverses, with edge ids and columns (heterogeneous graphs need the ``rev_`` type of each
-            drawn type); ``"induced"``, all edges of the graph among the nodes, but of types whose fanouts are
-            all 0. The nodes are the same. PyG's ``SubgraphType`` is taken, too. Batches that are not
-            directional have no ``num_sampled_edges``. ``"induced"`` does not go with ``disjoint``.
+            their reverses, with edge ids and columns, one edge for each pair of nodes and direction (a type
+            between two node types needs its ``rev_`` type); ``"induced"``, all edges of the graph among the
+            nodes, but of types whose fanouts are all 0. The nodes are the same. PyG's ``SubgraphType`` is
+            taken, too. Batches that are not directional have no ``num_sampled_edges``. ``"induced"`` does not
+            go with ``disjoint``.
         ``sampler_options``
             Kind of sampler and its options: k-hop neighbourhoods by default.
         ``options``

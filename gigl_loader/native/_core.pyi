@@ -339,8 +339,9 @@ class Batch:
         """Return the edges of a type, and those of another the other way round, as one list, int32 [L].
 
         Values are places in the edges of the first type, followed by those of the second, by (target,
-        neighbour, edge id), each once. Excluded pairs of the first type stay out. ``ValueError`` without edge
-        ids or for types of other ends, ``BatchTooLarge`` where the batch has no room for the added edges.
+        neighbour): of each such pair, the first place. Excluded pairs of the first type stay out.
+        ``ValueError`` for types of other ends, ``BatchTooLarge`` where the batch has no room for the added
+        edges.
         """
     def nodes_per_hop(self, node_type: int) -> list[int]:
         """Number of new nodes: seeds first, then each hop."""

@@ -15,11 +15,12 @@ from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE
 from gigl_loader.loaders import arguments
 from gigl_loader.loaders.collate import Collator
 from gigl_loader.loaders.dataset import check_dataset
+from gigl_loader.loaders.inputs import link_type
 from gigl_loader.loaders.link import read_negatives
 from gigl_loader.loaders.neighbor import sampler_arguments
 from gigl_loader.loaders.stream import SingleBatches
 from gigl_loader.loaders.transfer import transfer_to
-from gigl_loader.options import StoreOptions, WorkerOptions, known_edge_type
+from gigl_loader.options import StoreOptions, WorkerOptions
 from gigl_loader.pyg.dataset import NodeIndex, check_pickled, check_process, close_at_exit
 from gigl_loader.sampling.khop import KHop, reversed_edge_types
 from gigl_loader.sampling.plan import BatchPlan
@@ -176,7 +177,7 @@ class GiglSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed.
       and ``sample_from_edges`` are indices, too.
     - ``row``, ``col``: local source and destination of each edge, in the direction of the graph. A graph of
       ``edge_dir="out"`` is sampled from sources to destinations, as by PyG's ``sample_direction="backward"``.
-    - ``edge``: edge ids, with ``with_edge``.
+    - ``edge``: edge ids, unless ``with_edge=False``.
     - ``batch``: with ``disjoint``, the number of the tree of each node.
     - ``num_sampled_nodes``, ``num_sampled_edges``: lists per hop.
     - ``metadata``: what PyG's loaders read. Negatives are drawn as by ``DistLinkNeighborLoader``. Labels of
@@ -383,7 +384,7 @@ class GiglSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed.
         schema = self._dataset.schema
         if given is None and schema.homogeneous:
             return HOMOGENEOUS_EDGE
-        return known_edge_type(schema.edges, given, "edge_label_index")
+        return link_type(schema, given, "edge_label_index")
 
     def _checked(self, node_type: NodeType, nodes: torch.Tensor) -> Int64Array:
         """Return indices as int64 [N], all of which exist."""

@@ -49,7 +49,7 @@ class KHop:
     """LABOR-0 (Balin and Catalyurek 2023): all nodes of a hop have the same chances of their neighbours."""
     subgraph_type: str = "directional"
     """``"induced"``: all edges among the nodes in place of the drawn ones. ``"bidirectional"``: the drawn
-    edges and their reverses."""
+    edges and their reverses, one edge for each pair of nodes."""
 
     def __post_init__(self) -> None:
         if self.subgraph_type not in SUBGRAPH_TYPES:
@@ -96,7 +96,7 @@ class KHop:
             if fanouts is None
             else read_num_neighbors(schema, fanouts),
             replace=arguments.replace,
-            with_edge=arguments.returns_edge_ids(schema),
+            with_edge=arguments.with_edge,
             weight_attr=check_weight(schema, arguments.weight_attr),
             disjoint=arguments.disjoint or arguments.time_attr is not None,
             time_attr=check_time(schema, arguments.time_attr),
@@ -136,11 +136,6 @@ class KHop:
     @property
     def induced(self) -> bool:
         return self.subgraph_type == "induced"
-
-    @property
-    def collects_edge_ids(self) -> bool:
-        """Whether the sampler needs edge ids: to return them, or to tell edges in both directions apart."""
-        return self.with_edge or self.subgraph_type == "bidirectional"
 
     def draws(self, edge_type: EdgeType) -> bool:
         """Return whether batches have edges of a type: those that a hop follows, or all among the seeds."""
@@ -234,14 +229,14 @@ def reversed_edge_types(edge_types: Iterable[EdgeType]) -> dict[EdgeType, EdgeTy
 
 
 def reverse_types(schema: GraphSchema) -> dict[EdgeType, EdgeType]:
-    """Return the reverse of each edge type that has one in the graph: the type itself in a homogeneous graph.
+    """Return the reverse of each edge type that has one in the graph, as PyG finds it.
 
-    No two types have the same reverse.
+    It is the type itself where both ends are of one node type and there is no ``rev_`` type. No two types
+    have the same reverse.
     """
-    if schema.homogeneous:
-        return {each: each for each in schema.edges}
     reverses = reversed_edge_types(schema.edges)
-    return {each: reverses[each] for each in schema.edges if reverses[each] in schema.edges}
+    own = {each: each for each in schema.edges if each[0] == each[2]}
+    return own | {each: reverses[each] for each in schema.edges if reverses[each] in schema.edges}
 
 
 def _merged_array(edge_type: EdgeType, reverse: EdgeType) -> FrameArray:

@@ -133,6 +133,8 @@ class Negatives:
         mode, amount, strict = (fields.pop(name, None) for name in ("mode", "amount", "strict"))
         if mode not in ("binary", "triplet") or type(amount) not in (int, float) or type(strict) is not bool:
             raise ValueError("negatives are an object of mode, amount and strict")
+        if strict and edge_type not in schema.edges:
+            raise ValueError(f"strict negatives of links {edge_type}, which are no edge type")
         weights = {
             name: NodeWeights.from_json(fields.pop(name), count=schema.nodes[node_type].count, what=name)
             for name, node_type in (("src_weight", edge_type[0]), ("dst_weight", edge_type[2]))

@@ -88,6 +88,11 @@ class PlanFields:
         """Return an edge type of the graph."""
         return _edge_type(self.take(name), self.schema)
 
+    def link_type(self, name: str) -> EdgeType:
+        """Return a type of links between node types of the graph, which need not be an edge type of it."""
+        value = self.take(name)
+        return _edge_type(value, self.schema, [tuple(value)] if _joins_nodes(value, self.schema) else None)
+
     def edge_types(self, name: str, known: Collection[EdgeType] | None = None) -> tuple[EdgeType, ...]:
         """Return a list of edge types of the graph, or of ``known`` ones."""
         value = self.take(name)
@@ -177,6 +182,14 @@ def _edge_type(value: object, schema: GraphSchema, known: Collection[EdgeType] |
     return edge_type
 
 
+def _joins_nodes(value: object, schema: GraphSchema) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == 3
+        and all(isinstance(end, str) and end in schema.nodes for end in value[::2])
+    )
+
+
 def _columns(value: object, known: Mapping[str, object], kind: NodeType | EdgeType) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise ValueError(f"columns of {kind!r} are a list of names")
@@ -246,8 +259,7 @@ class SamplerArguments:
 
     num_neighbors: Any = None
     replace: bool = False
-    with_edge: bool | None = None
-    """``None``: where the edges have columns."""
+    with_edge: bool = True
     weight_attr: Any = None
     disjoint: bool = False
     time_attr: Any = None
@@ -258,12 +270,6 @@ class SamplerArguments:
     draw: Mapping[str, Any] = field(default_factory=dict)
     """Fields of ``KHop`` that the sampler options set."""
     subgraph_type: str = "directional"
-
-    def returns_edge_ids(self, schema: GraphSchema) -> bool:
-        """Return whether batches have the ids of edges."""
-        if self.with_edge is None:
-            return any(edges.columns for edges in schema.edges.values())
-        return self.with_edge
 
 
 class SamplerOptions(Protocol):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.pairs
 
-BUYS = ("user", "buys", "item")
+BUYS, WANTS = ("user", "buys", "item"), ("user", "wants", "item")
 HALVED = "tests.support.user_samplers:Halved"
 HARD = "tests.support.user_samplers:Hard"
 OPTIONS: dict[str, Any] = {"batch_size": 60, "shuffle": True, "seed": 5, "device": "cpu", "timeout": 60.0}
@@ -71,7 +71,8 @@ class Kind:
                 batch["user" if self.loader in (_anchors, _labelled, _walks) else "item"] if hetero else batch
             )
             return store.n_id[store.seed_index], store
-        store, ends = (batch["user", "buys", "item"], ("user", "item")) if hetero else (batch, None)
+        links = WANTS if self.loader is _wanted else BUYS
+        store, ends = (batch[links], ("user", "item")) if hetero else (batch, None)
         sources, destinations = (batch.n_id, batch.n_id) if ends is None else (batch[t].n_id for t in ends)
         if "edge_label_index" in store:
             local = store.edge_label_index[:, : len(store.input_id)]
@@ -130,6 +131,13 @@ def _timed_links(dataset: Any, num_neighbors: Any, links: Any, **options: Any) -
     )
 
 
+def _wanted(dataset: Any, num_neighbors: Any, links: Any, **options: Any) -> DistLinkNeighborLoader:
+    """Return a loader of links of a type that the graph has no edges of."""
+    edge_type = ("node", "wants", "node") if links is None else WANTS
+    index = (torch.arange(240) * 7 % 70).reshape(2, 120)
+    return DistLinkNeighborLoader(dataset, num_neighbors, (edge_type, index), **options)
+
+
 def _given_links(
     dataset: Any, num_neighbors: Any, links: Any, *, negatives: Any, **options: Any
 ) -> DistLinkNeighborLoader:
@@ -141,15 +149,16 @@ def _given_links(
     )
 
 
-_LINKS = (DistLinkNeighborLoader, _timed_links, _given_links)
+_LINKS = (DistLinkNeighborLoader, _timed_links, _given_links, _wanted)
 GIVEN = torch.where(torch.arange(360) % 5 > 0, 7 * torch.arange(360) % 83, -1).reshape(120, 3)
 
 
 def _both(dataset: Any, num_neighbors: Any, nodes: Any, **options: Any) -> DistNeighborLoader:
-    """Make a loader of batches in both directions, over the types that have a reverse."""
+    """Make a loader of batches in both directions, over the types that have a reverse or are their own."""
     if nodes is not None:
-        none = [0] * len(num_neighbors)
-        num_neighbors = {each: num_neighbors if "buys" in each[1] else none for each in dataset.edge_types}
+        none, types = [0] * len(num_neighbors), dataset.edge_types
+        reversible = [each for each in types if "buys" in each[1] or each[0] == each[2]]
+        num_neighbors = {each: num_neighbors if each in reversible else none for each in types}
     return DistNeighborLoader(dataset, num_neighbors, nodes, **options)
 
 
@@ -265,6 +274,13 @@ KINDS = {
         {"neg_sampling": NegativeSampling("triplet", 2, strict=True), "batch_size": 200, "weight_attr": "w"},
         "excluded is",
         DistLinkNeighborLoader,
+    ),
+    "links of no edge type": Kind(
+        [3, 2],
+        {"batch_size": 50, "neg_sampling": "triplet", "exclude_targets": True},
+        {"batch_size": 50, "neg_sampling": "binary", "exclude_targets": True},
+        "negatives is",
+        _wanted,
     ),
     "links held out": Kind(
         [3, 2],

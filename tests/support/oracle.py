@@ -311,10 +311,16 @@ def induce(
 
 
 def both_directions(batch: OracleBatch, edge_type: EdgeType, reverse: EdgeType) -> list[tuple[int, int, int]]:
-    """Edges of a type, and of its reverse the other way round, each once: (target, neighbour, edge id)."""
+    """Edges of a type, and of its reverse the other way round: (target, neighbour, edge id).
+
+    Of those with one target and neighbour, the first stays: own ones come before reversed ones.
+    """
     own = zip(batch.targets[edge_type], batch.rows[edge_type], batch.edge_ids[edge_type], strict=True)
     turned = zip(batch.rows[reverse], batch.targets[reverse], batch.edge_ids[reverse], strict=True)
-    return sorted({*own, *turned})
+    found: dict[tuple[int, int], int] = {}
+    for target, neighbor, edge_id in (*own, *turned):
+        found.setdefault((target, neighbor), edge_id)
+    return sorted((*pair, edge_id) for pair, edge_id in found.items())
 
 
 @dataclass

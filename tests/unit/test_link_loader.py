@@ -68,7 +68,7 @@ def graphs(draw: st.DrawFn) -> tuple[dict[EdgeType, list[oracle.Edge]], dict[str
 def test_batches_are_those_of_the_oracle(graph: Any, data: st.DataObject) -> None:
     edges, counts = graph
     edge_dir: Literal["in", "out"] = data.draw(st.sampled_from(["in", "out"]))
-    edge_type = data.draw(st.sampled_from(list(edges)))
+    edge_type = data.draw(st.sampled_from([*edges, ("a", "wants", "b"), ("b", "likes", "b")]))
     source, _, destination = edge_type
     end = st.tuples(st.integers(0, counts[source] - 1), st.integers(0, counts[destination] - 1))
     links = data.draw(st.lists(end, min_size=1, max_size=12))
@@ -129,7 +129,7 @@ def test_batches_are_those_of_the_oracle(graph: Any, data: st.DataObject) -> Non
             amount=amount,
             src_ids=range(counts[source]),
             dst_ids=range(counts[destination]),
-            strict_against={(src, dst) for src, dst, _ in edges[edge_type]} if strict else None,
+            strict_against={(src, dst) for src, dst, _ in edges.get(edge_type, [])} if strict else None,
             src_weight=weights["src_weight"],
             dst_weight=weights["dst_weight"],
         )
@@ -151,7 +151,8 @@ def test_batches_are_those_of_the_oracle(graph: Any, data: st.DataObject) -> Non
         edge_dir=edge_dir,
     )
     if excluded:
-        oracle.without_pairs(expected, edge_type, set(links), edge_dir=edge_dir)
+        if edge_type in edges:
+            oracle.without_pairs(expected, edge_type, set(links), edge_dir=edge_dir)
         if reverse is not None:
             turned = {(dst, src) for src, dst in links}
             oracle.without_pairs(expected, reverse, turned, edge_dir=edge_dir)
@@ -279,6 +280,26 @@ def test_edge_types_that_do_not_exist_are_refused_with_those_that_do() -> None:
         _batches(dataset, [2], ("item", "buys", "user"))
     with pytest.raises(ValueError, match=r"unknown edge type \('tag', 'user'\)"):
         _batches(dataset, [2], ("tag", "user"))
+    backward = (("item", "buys", "user"), torch.tensor([[1], [2]]))
+    for links in (backward, (("user", "wants", "shop"), torch.tensor([[1], [2]])), ("user", "wants", "item")):
+        with pytest.raises(ValueError, match="edge_label_index: unknown edge type"):
+            _batches(dataset, [2], links)
+
+
+@pytest.mark.parametrize("mode", ["binary", "triplet"])
+def test_a_graph_may_have_no_edge(mode: str) -> None:
+    links = torch.tensor([[5, 1], [7, 7]])
+    for data in (Data(x=torch.rand(9, 2)), Data(x=torch.rand(9, 2), edge_index=torch.empty(2, 0).long())):
+        negatives = {"mode": mode, "strict": True}
+        batch = _first(
+            DistDataset.from_pyg(data), [2, 2], links, neg_sampling=negatives, exclude_targets=True
+        )
+        ends = batch.edge_label_index if mode == "binary" else [batch.src_index, batch.dst_pos_index]
+        assert _pairs(batch, ends)[:2] == [(5, 7), (1, 7)]
+        assert batch.edge_index.shape == (2, 0)
+        assert torch.equal(batch.x, data.x[batch.n_id])
+    with pytest.raises(ValueError, match=r"unknown edge type \('node', 'to', 'node'\); known: none"):
+        _first(DistDataset.from_pyg(Data(x=torch.rand(9, 2))), [2])
 
 
 # Negatives and labels
@@ -288,6 +309,9 @@ def test_the_forms_of_negative_sampling_mean_the_same() -> None:
     expected = _batches(DATASET, [2], neg_sampling=NegativeSampling("binary", 2))
     for form in (PyGNegativeSampling("binary", 2), {"mode": "binary", "amount": 2}):
         assert all(map(same_batch, _batches(DATASET, [2], neg_sampling=form), expected))
+    weighted = PyGNegativeSampling("triplet", 2, src_weight=torch.rand(300))
+    plain = _batches(DATASET, [2], neg_sampling=NegativeSampling("triplet", 2))
+    assert all(map(same_batch, _batches(DATASET, [2], neg_sampling=weighted), plain))
     one = _batches(DATASET, [2], neg_sampling="binary")
     assert all(map(same_batch, _batches(DATASET, [2], neg_sampling={}), one))
 
@@ -302,7 +326,7 @@ def test_the_forms_of_negative_sampling_mean_the_same() -> None:
         ({"amount": math.nan}, ValueError, "must be positive"),
         ({"amount": "2"}, TypeError, "must be a number"),
         ({"mode": "triplet", "amount": 1.5}, ValueError, "whole number for triplets"),
-        ({"mode": "triplet", "src_weight": torch.ones(300)}, ValueError, "src_weight has no meaning"),
+        ({"mode": "triplet", "src_weight": torch.ones(299)}, ValueError, "src_weight needs one weight"),
         ({"dst_weight": torch.ones(299)}, ValueError, r"each of the 300 nodes .* got shape \(299,\)"),
         ({"dst_weight": torch.zeros(300)}, ValueError, "dst_weight: the weights are all zero"),
         ({"dst_weight": torch.full((300,), math.nan)}, ValueError, "dst_weight: .*weight 0 is nan"),
@@ -364,6 +388,9 @@ def test_labels_and_times_follow_their_links() -> None:
         assert batch.edge_label.dtype == torch.int64
         owners = torch.arange(math.ceil(1.5 * count)) % count
         assert torch.equal(batch.edge_label_time[count:], batch.edge_label_time[:count][owners])
+    for batch in _batches(DATASET, [1], shuffle=True, edge_label_time=time, neg_sampling="triplet"):
+        assert torch.equal(batch.seed_time, time[batch.input_id])
+        assert "edge_label_time" not in batch
 
 
 def test_labels_may_have_several_dimensions() -> None:

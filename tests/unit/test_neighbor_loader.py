@@ -170,7 +170,7 @@ def test_a_graph_without_edges_and_features_works(graph: Data) -> None:
     assert batches[2].num_sampled_edges == [0, 0]
     assert batches[2].num_nodes == 1
     assert "x" not in batches[0]
-    assert "e_id" not in batches[0]
+    assert ("e_id" in batches[0]) == ("edge_index" in graph)
 
 
 def test_all_kinds_of_input_give_the_same_seeds(dataset: DistDataset) -> None:
@@ -205,14 +205,12 @@ def test_the_place_of_a_seed_given_by_a_mask_is_its_place_in_the_mask(dataset: D
 
 
 @pytest.mark.parametrize("with_edge", [None, False, True])
-def test_edge_ids_come_by_default_when_edges_have_columns(
-    dataset: DistDataset, with_edge: bool | None
-) -> None:
-    (batch,) = _loader(dataset, nodes=torch.tensor([1]), with_edge=with_edge)
-    assert ("e_id" in batch) == ("edge" in batch) == (with_edge is not False)
+def test_edge_ids_are_there_unless_they_are_switched_off(with_edge: bool | None) -> None:
     bare = DistDataset.from_pyg(Data(x=DATA.x, edge_index=DATA.edge_index))
     (batch,) = _loader(bare, nodes=torch.tensor([1]), with_edge=with_edge)
-    assert ("e_id" in batch) == ("edge" in batch) == (with_edge is True)
+    assert ("e_id" in batch) == ("edge" in batch) == (with_edge is not False)
+    if with_edge is not False:
+        assert torch.equal(DATA.edge_index[:, batch.e_id], batch.n_id[batch.edge_index])
 
 
 def test_edge_columns_come_without_edge_ids_too(dataset: DistDataset) -> None:

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.sampler.base import SubgraphType
+from torch_geometric.sampler.base import HeteroSamplerOutput, SubgraphType
 from torch_geometric.sampler.utils import to_bidirectional
-from torch_geometric.utils import subgraph
+from torch_geometric.utils import is_undirected, subgraph
 
 from gigl_loader import (
     CustomSamplerOptions,
@@ -58,7 +58,7 @@ KINDS = ("induced", "bidirectional")
 
 @st.composite
 def graphs(draw: st.DrawFn) -> tuple[dict[EdgeType, list[oracle.Edge]], dict[str, int]]:
-    """Multi-edges, loops, hubs; edges whose reverse has their number, and edges that have no reverse."""
+    """Multi-edges, loops, hubs; edges whose reverse has their number; edges and types without a reverse."""
     hetero = draw(st.booleans())
     counts = {"item": 7, "user": 9} if hetero else {"node": 12}
     edges: dict[EdgeType, list[oracle.Edge]] = {}
@@ -66,7 +66,7 @@ def graphs(draw: st.DrawFn) -> tuple[dict[EdgeType, list[oracle.Edge]], dict[str
         ends = st.tuples(st.integers(0, counts[source] - 1), st.integers(0, counts[destination] - 1))
         pairs = draw(st.lists(ends, max_size=40))
         edges[source, relation, destination] = [(src, dst, i) for i, (src, dst) in enumerate(pairs)]
-        if hetero:
+        if hetero and (source != destination or draw(st.booleans())):
             turned = [(dst, src) for src, dst in pairs[: draw(st.integers(0, 40))]]
             backward = st.tuples(st.integers(0, counts[destination] - 1), st.integers(0, counts[source] - 1))
             turned += draw(st.lists(backward, max_size=9))
@@ -96,7 +96,8 @@ def _data(edges: dict[EdgeType, list[oracle.Edge]], counts: dict[str, int]) -> A
 def _expected(batch: oracle.OracleBatch, edge_type: EdgeType, kind: str) -> list[tuple[int, int, int]]:
     """Return target, neighbour and edge id of each edge."""
     if kind == "bidirectional":
-        return oracle.both_directions(batch, edge_type, REVERSES[edge_type])
+        reverse = REVERSES[edge_type]
+        return oracle.both_directions(batch, edge_type, reverse if reverse in batch.rows else edge_type)
     lists = (batch.targets[edge_type], batch.rows[edge_type], batch.edge_ids[edge_type])
     return list(zip(*lists, strict=True))
 
@@ -185,7 +186,8 @@ def test_pyg_has_the_same_pairs() -> None:
     row, col, _ = to_bidirectional(*plain.edge_index, *plain.edge_index)
     theirs = {*zip(row.tolist(), col.tolist(), strict=True)}
     ours = batches[SubgraphType.bidirectional]
-    assert {*zip(*ours.edge_index.tolist(), strict=True)} == theirs
+    assert sorted(zip(*ours.edge_index.tolist(), strict=True)) == sorted(theirs), "each pair once"
+    assert is_undirected(ours.edge_index)
     induced = batches[SubgraphType.induced]
     assert torch.equal(induced.n_id, plain.n_id)
     of_pyg, kept = subgraph(induced.n_id, data.edge_index, torch.arange(data.num_edges), relabel_nodes=False)
@@ -194,6 +196,32 @@ def test_pyg_has_the_same_pairs() -> None:
     assert torch.equal(found[:, induced.e_id.argsort()], of_pyg[:, kept.argsort()])
     for batch in (ours, induced):
         assert torch.equal(batch.edge_attr, data.edge_attr[batch.e_id])
+
+
+def test_pyg_has_the_same_pairs_of_each_type() -> None:
+    types = (
+        ("user", "buys", "item"),
+        ("item", "rev_buys", "user"),
+        ("user", "follows", "user"),
+    )
+    dataset = DistDataset.from_pyg(heterogeneous())
+    fanouts = {each: [4, 3] if each in types else [0, 0] for each in dataset.edge_types}
+    batches = []
+    for kind in ("directional", "bidirectional"):
+        with DistNeighborLoader(dataset, fanouts, ("user", None), subgraph_type=kind, **OPTIONS) as loader:
+            batches.append(loader.sample(torch.arange(60), epoch=0))
+    plain, ours = batches
+    ends = {each: plain[each].edge_index for each in types}
+    theirs = HeteroSamplerOutput(
+        node=plain.n_id_dict,
+        row={each: index[0] for each, index in ends.items()},
+        col={each: index[1] for each, index in ends.items()},
+        edge=None,
+    ).to_bidirectional()
+    assert theirs.row is not None
+    for each in ends:
+        pairs = sorted(zip(theirs.row[each].tolist(), theirs.col[each].tolist(), strict=True))
+        assert sorted(zip(*ours[each].edge_index.tolist(), strict=True)) == pairs
 
 
 @pytest.mark.parametrize("kind", ["directional", *KINDS])

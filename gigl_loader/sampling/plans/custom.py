@@ -113,7 +113,7 @@ class CustomSamplerOptions:
             )
         if arguments.replace:
             raise ValueError("replace=True has no meaning for a custom sampler: its class says how it draws")
-        return CustomPlan(seed_type=seed_type, code=self.code, with_edge=arguments.returns_edge_ids(schema))
+        return CustomPlan(seed_type=seed_type, code=self.code, with_edge=arguments.with_edge)
 
     def __repr__(self) -> str:
         given = "".join(f", {name}={value!r}" for name, value in self.code.arguments.items())

@@ -56,7 +56,7 @@ class LinkPlan:
     kind: ClassVar[str] = "link"
 
     edge_type: EdgeType
-    """Of the links: from its source type to its destination type."""
+    """Of the links: from its source type to its destination type. The graph may have no such edges."""
     hops: KHop
     negatives: Negatives | None = None
     """Drawn ones."""
@@ -121,7 +121,7 @@ class LinkPlan:
 
     @classmethod
     def from_json(cls, fields: PlanFields) -> LinkPlan:
-        edge_type = fields.edge_type("edge_type")
+        edge_type = fields.link_type("edge_type")
         negatives, custom = fields.take("negatives", None), fields.take("custom", None)
         if custom is not None and (not isinstance(custom, dict) or custom.keys() != {"sampler", "arguments"}):
             raise ValueError("custom is an object of sampler and arguments")
