@@ -119,12 +119,12 @@ $(VENV)/.installed: $(INPUTS) | $(BIN)/python
 	@$(BIN)/python $(CONSTRAINED) -e '.[demo]'
 	@touch $@
 
-# The test extras include all others, so this install serves `make demo` as well. Ray Train needs pandas, which
-# torch would import in every process, 0.6 s each time: it lies apart, for the one test of that.
+# The test extras include all others, so this install serves `make demo` as well. Ray Train and torch_frame need
+# pandas, which torch would import in every process, 0.6 s each time: they lie apart, for the two tests of that.
 $(VENV)/.installed-test: $(INPUTS) | $(BIN)/python
 	@echo "installing into $(VENV): compiles, downloads torch, takes minutes the first time"
 	@$(BIN)/python $(CONSTRAINED) -e '.[test]'
-	@rm -rf build/pandas && $(BIN)/python $(PIP_INSTALL) --no-deps --target build/pandas pandas
+	@rm -rf build/pandas && $(BIN)/python $(PIP_INSTALL) --no-deps --target build/pandas pandas pytorch-frame
 	@touch $(VENV)/.installed $@
 
 # --- sanitizers -------------------------------------------------------------------------------------

@@ -158,8 +158,8 @@ class DistDataset(GraphQueries):
         """Build the graph of a PyG object in memory, once for all ranks of a host.
 
         Node ids are the rows of the object, edge ids the columns of each ``edge_index``. Tensors with
-        one row per node or edge become columns (bfloat16 too); ``train_mask``, ``val_mask`` and
-        ``test_mask`` become the splits ``train``, ``val`` and ``test``.
+        one row per node or edge become columns (bfloat16 and ``TensorFrame``, too); ``train_mask``,
+        ``val_mask`` and ``test_mask`` become the splits ``train``, ``val`` and ``test``.
 
         In a process group, every rank calls this with the same object. The first rank of each host builds the
         graph, the other ranks map its memory; they may pass ``None`` in place of the object. A dataset in
@@ -172,8 +172,9 @@ class DistDataset(GraphQueries):
             Edge attribute that loaders may draw edges by (``weight_attr`` of theirs), for every type that has
             it or by type.
         ``time_attr``
-            Node or edge attribute, int64, by which loaders may draw in time (``time_attr`` of theirs): of
-            every node type that has it, or else of every edge type, or by type.
+            Node or edge attribute of integers, by which loaders may draw in time (``time_attr`` of theirs):
+            of every node type that has it, or else of every edge type, or by type. In a ``Data`` with as many
+            edges as nodes, only ``{("node", "to", "node"): name}`` is one of edges.
         ``labels``
             Label sets of ``DistABLPLoader`` by supervision type: node ids [2, P], row 0 the anchors, or a
             pair of positive and negative ones. The type need not be one of the edges.

@@ -87,12 +87,16 @@ class Column:
     """``"ns"`` for points in time: nanoseconds since 1970-01-01 UTC, int64. ``None`` for plain numbers."""
     quantized: Quantized | None = None
     """Stored form of the values, where they are quantised: rows are bytes in files and frames."""
+    frame: tuple[tuple[str, int], ...] = ()
+    """Names and widths of columns of a ``TensorFrame`` that a row has side by side. Empty: it is of none."""
 
     def __post_init__(self) -> None:
         if self.dtype not in STORAGE_DTYPES:
             raise ValueError(f"unknown dtype {self.dtype!r}; known: {', '.join(STORAGE_DTYPES)}")
         if any(size < 0 for size in self.shape):
             raise ValueError(f"negative size in row shape {self.shape}")
+        if self.frame and sum(width for _, width in self.frame) != (*self.shape, 1)[0]:
+            raise ValueError(f"a row of shape {self.shape} cannot hold the columns {self.frame}")
         if self.unit is not None and (self.unit, self.dtype) != ("ns", "I64"):
             raise ValueError(f"a unit must be 'ns' of I64, got {self.unit!r} of {self.dtype}")
         if self.quantized is not None:
@@ -107,6 +111,11 @@ class Column:
         if self.quantized is not None:
             return self.quantized.how.row_bytes(elements)
         return elements * STORAGE_DTYPES[self.dtype].itemsize
+
+    @property
+    def holds_times(self) -> bool:
+        """Whether a row is one integer."""
+        return self.shape in ((), (1,)) and STORAGE_DTYPES[self.dtype].kind in "iu" and self.dtype != "BF16"
 
     def spec(self, rows: int) -> ArraySpec:
         """Return the spec of ``rows`` rows of this column in files and frames."""
@@ -362,8 +371,8 @@ def _check_names(names: Iterable[str], what: str) -> None:
 
 def _check_times(times: Iterable[str], columns: Mapping[str, Column]) -> None:
     for name in times:
-        if name not in columns or columns[name].shape or columns[name].dtype != "I64":
-            raise ValueError(f"the times {name!r} are no int64 column")
+        if name not in columns or not columns[name].holds_times:
+            raise ValueError(f"the times {name!r} are no column of integers")
 
 
 def _check_encodable(name: str, what: str) -> None:
@@ -388,6 +397,7 @@ def _columns_to_json(columns: Mapping[str, Column]) -> dict[str, Any]:
             "shape": list(column.shape),
             **({} if column.unit is None else {"unit": column.unit}),
             **({} if column.quantized is None else {"quantized": column.quantized.to_json()}),
+            **({"frame": [list(each) for each in column.frame]} if column.frame else {}),
         }
         for name, column in columns.items()
     }
@@ -400,6 +410,7 @@ def _columns_from_json(document: Mapping[str, Any]) -> dict[str, Column]:
             tuple(int(size) for size in entry["shape"]),
             entry.get("unit"),
             Quantized.from_json(entry["quantized"]) if "quantized" in entry else None,
+            tuple((str(part), int(width)) for part, width in entry.get("frame", ())),
         )
         for name, entry in document.items()
     }

@@ -10,11 +10,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.typing import WITH_TORCH_FRAME, torch_frame
 
 from gigl_loader.sampling.khop import reversed_edge_types
 from gigl_loader.sampling.request import SEED_TIME
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.loaders.transfer import FrameTensors
     from gigl_loader.options import EdgeType, NodeType
-    from gigl_loader.sampling.frame_schema import FrameSchema, TypeArrays
+    from gigl_loader.sampling.frame_schema import FrameArray, FrameSchema, TypeArrays
     from gigl_loader.sampling.plan import BatchPlan, SamplerArguments
 
 logger = logging.getLogger(__name__)
@@ -131,7 +133,7 @@ class Collator:
             name: _both_directions(sampled[name], sampled[reverse], tensors.tensor(places))
             for name, (reverse, places) in self._merged.items()
         }
-        return sampled | merged
+        return {each.name: _with_frames((sampled | merged)[each.name], each.columns) for each in self._edges}
 
     def _seed_attributes(self, tensors: FrameTensors, seed_type: NodeType, distinct: int) -> dict[str, Any]:
         seeds, node_ids = tensors.tensor("seeds"), tensors.of_nodes(seed_type, "n_id")
@@ -170,20 +172,21 @@ class _NodeArrays:
     name: str
     """Encoded node type, as frames have it."""
     node_ids: str
-    columns: Mapping[str, str]
-    """Attribute -> name in the frame."""
+    columns: Mapping[str, FrameArray]
+    """By attribute."""
     trees: str | None
     """The numbers of their trees, where these are disjoint."""
 
     @classmethod
     def of(cls, nodes: TypeArrays, *, disjoint: bool) -> _NodeArrays:
-        columns = {each.feature: each.name for each in nodes.features}
+        columns = {each.feature: each for each in nodes.features}
         trees = f"{nodes.prefix}/tree" if disjoint else None
         return cls(str(nodes.kind), nodes.name, f"{nodes.prefix}/n_id", columns, trees)
 
     def attributes(self, tensors: FrameTensors) -> dict[str, Any]:
         node_ids = tensors.tensor(self.node_ids)
-        attributes: dict[str, Any] = {name: tensors.tensor(array) for name, array in self.columns.items()}
+        columns = {name: tensors.tensor(each.name) for name, each in self.columns.items()}
+        attributes: dict[str, Any] = _with_frames(columns, self.columns)
         attributes.update(n_id=node_ids, node=node_ids, num_nodes=len(node_ids))
         if self.trees is not None:
             attributes["batch"] = tensors.tensor(self.trees).to(torch.int64)
@@ -200,7 +203,7 @@ class _EdgeArrays:
     """As in the batch."""
     name: str
     edge_ids: str | None
-    columns: Mapping[str, str]
+    columns: Mapping[str, FrameArray]
 
     @classmethod
     def of(
@@ -210,17 +213,44 @@ class _EdgeArrays:
         assert not isinstance(edges.kind, str)
         edge_ids = f"{edges.prefix}/e_id" if edges.with_ids else None
         columns = {
-            f"edge_{each.feature}" if each.feature in taken else each.feature: each.name
-            for each in edges.features
+            f"edge_{each.feature}" if each.feature in taken else each.feature: each for each in edges.features
         }
         return cls(edges.kind, message_types[edges.kind], edges.name, edge_ids, columns)
 
     def attributes(self, tensors: FrameTensors) -> dict[str, Any]:
-        attributes = {attribute: tensors.tensor(name) for attribute, name in self.columns.items()}
+        attributes = {attribute: tensors.tensor(each.name) for attribute, each in self.columns.items()}
         attributes["edge_index"] = tensors.edge_index(self.edge_type)
         if self.edge_ids is not None:
             attributes["e_id"] = attributes["edge"] = tensors.tensor(self.edge_ids)
         return attributes
+
+
+def _with_frames(attributes: dict[str, Any], columns: Mapping[str, FrameArray]) -> dict[str, Any]:
+    """Return attributes with the TensorFrames that some of them are parts of.
+
+    Without ``torch_frame``, and where nothing but the target of a frame is there, they stay as they are.
+    """
+    frames: dict[str, dict[str, tuple[Any, tuple[tuple[str, int], ...]]]] = {}
+    for name, array in columns.items():
+        if array.column.frame and WITH_TORCH_FRAME:
+            frame, _, kind = name.rpartition(".")
+            frames.setdefault(frame, {})[kind] = (attributes[name], array.column.frame)
+    for frame, parts in frames.items():
+        target, _ = parts.pop("y", (None, ()))
+        features, names = {}, {}
+        for kind, (values, of_columns) in parts.items():
+            stype = torch_frame.stype(kind)
+            names[stype] = [name for name, _ in of_columns]
+            features[stype] = values
+            if stype.use_multi_embedding_tensor:
+                ends = [0, *accumulate(width for _, width in of_columns)]
+                shape, offset = (len(values), len(of_columns)), torch.tensor(ends, device=values.device)
+                features[stype] = torch_frame.data.MultiEmbeddingTensor(*shape, values, offset)
+        if features:
+            gone = {f"{frame}.{kind}" for kind in (*parts, "y")}
+            attributes = {name: value for name, value in attributes.items() if name not in gone}
+            attributes[frame] = torch_frame.TensorFrame(features, names, target)
+    return attributes
 
 
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}

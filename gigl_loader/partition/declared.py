@@ -102,12 +102,12 @@ def declared_times(
 
 
 def check_time_column(column: Column | str | None, name: str, what: object) -> None:
-    """Raise ``ValueError`` unless a column can hold times: one int64 for each row."""
+    """Raise ``ValueError`` unless a column can hold times: one integer for each row."""
     if column is None:
         raise ValueError(f"{what} has no column {name!r} to take times from")
-    if not isinstance(column, Column) or column.shape or column.dtype != "I64":
+    if not isinstance(column, Column) or not column.holds_times:
         held = f"{column.dtype} {list(column.shape)}" if isinstance(column, Column) else str(column)
-        raise ValueError(f"{what}, column {name!r} holds {held}: a time is one int64 (seconds, days, ...)")
+        raise ValueError(f"{what}, column {name!r} holds {held}: a time is one integer (seconds, days, ...)")
 
 
 def declared(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -37,6 +38,9 @@ logger = logging.getLogger(__name__)
 
 _STRUCTURE = {"edge_index", "num_nodes", "adj_t", "adj"}
 
+_Sides: TypeAlias = Mapping[str, set[bool]]
+"""Names that arguments use for columns of edges (``True``) or nodes (``False``) of a ``Data``."""
+
 
 def tables_from_pyg(
     data: Any,
@@ -49,15 +53,19 @@ def tables_from_pyg(
     """Return the tables of a ``Data`` or ``HeteroData``, without copying its tensors where possible.
 
     Tensors with a row per node or edge become columns under their own names. Boolean ``train_mask``,
-    ``val_mask`` and ``test_mask`` become the splits ``train``, ``val`` and ``test``. Other attributes
-    (texts, settings, tensors of another length) are left out, and a logged warning names them. Edge ids are
-    places in ``edge_index``.
+    ``val_mask`` and ``test_mask`` become the splits ``train``, ``val`` and ``test``. A ``TensorFrame`` of
+    ``torch_frame`` becomes a column for each of its semantic types (``tf.numerical``), of which batches make
+    ``tf`` again. Other attributes (texts, settings, tensors of another length, lists of any length in a
+    ``TensorFrame``) are left out, and a logged warning names them. Edge ids are places in ``edge_index``.
 
     ``weight_attr`` names the edge column by which loaders may draw edges, for every type that has it, or by
     type. ``ValueError`` where it is not there, or holds more than one number an edge.
 
-    ``time_attr`` names the column by which loaders may draw in time, one int64 for each node or edge: of
+    ``time_attr`` names the column by which loaders may draw in time, one integer for each node or edge: of
     every node type that has it, or else of every edge type, or by type.
+
+    Where a ``Data`` has as many edges as nodes, PyG takes a column for one of nodes unless its name has
+    ``edge`` in it. A column of ``weight_attr`` is of edges, one of a mapping ``time_attr`` of what it says.
 
     ``labels`` are label sets by supervision type: node ids [2, P], row 0 the anchors, or a pair of positive
     and negative ones. The type need not be one of the edges.
@@ -71,8 +79,9 @@ def tables_from_pyg(
             f"data must be a Data or HeteroData of torch_geometric, got {type(data).__name__}{hint}"
         )
     node_stores, edge_stores = dict(_node_stores(data)), dict(_edge_stores(data))
-    edges = {key: _edge_table(key, store) for key, store in edge_stores.items()}
-    nodes = {key: _node_table(key, store, edges) for key, store in node_stores.items()}
+    sides = {} if hasattr(data, "node_types") else _sides(weight_attr, time_attr)
+    edges = {key: _edge_table(key, store, sides) for key, store in edge_stores.items()}
+    nodes = {key: _node_table(key, store, edges, sides) for key, store in node_stores.items()}
     _warn_of_wide_masks(node_stores)
     _warn_of_left_out(
         data,
@@ -83,6 +92,8 @@ def tables_from_pyg(
     )
     for end in {end for edge_type in edges for end in (edge_type[0], edge_type[2])} - set(nodes):
         nodes[end] = NodeTable(count=1 + _largest_id(end, edges))
+    if isinstance(time_attr, str) and not hasattr(data, "node_types"):
+        _warn_of_either_side(time_attr, nodes, edges)
     columns = {kind: table.columns for kind, table in edges.items()}
     node_columns = {kind: each.rows.columns for kind, each in nodes.items() if each.rows is not None}
     return GraphTables(
@@ -155,14 +166,41 @@ def _warn_of_left_out(data: Any, tables: list[tuple[Any, Table | None]]) -> None
         {
             name
             for store in data.stores
-            for name in set(store.keys()) - _STRUCTURE
+            for attribute, value in store.items()
+            if attribute not in _STRUCTURE
+            for name, _, _ in _parts(attribute, value)
             if stored[id(store)].isdisjoint({name, f"edge_{name}", f"node_{name}"})
         }
     )
     if left_out:
         logger.warning(
-            "left out of the graph, as they have no row per node or edge: %s; batches do not have them",
+            "left out of the graph, as they have no row of one size per node or edge: %s; batches do not "
+            "have them",
             ", ".join(left_out),
+        )
+
+
+def _sides(weight_attr: Any, time_attr: Any) -> _Sides:
+    """Return the sides that arguments name for the columns of a ``Data``."""
+    weights = weight_attr.values() if isinstance(weight_attr, Mapping) else [weight_attr]
+    found: dict[str, set[bool]] = {str(name): {True} for name in weights if name is not None}
+    for kind, name in time_attr.items() if isinstance(time_attr, Mapping) else ():
+        found.setdefault(str(name), set()).add(isinstance(kind, tuple))
+    return found
+
+
+def _warn_of_either_side(
+    name: str, nodes: Mapping[NodeType, NodeTable], edges: Mapping[EdgeType, Table]
+) -> None:
+    """Say that a time is of the nodes of a ``Data``, where it could be of its edges."""
+    rows, table = nodes[HOMOGENEOUS_NODE].rows, edges.get(HOMOGENEOUS_EDGE)
+    if rows is not None and name in rows.columns and table is not None and table.num_rows == rows.num_rows:
+        logger.warning(
+            "there are as many edges as nodes, and %s is taken for a time of nodes: pass time_attr={%r: %r} "
+            "if it is one of edges",
+            name,
+            HOMOGENEOUS_EDGE,
+            name,
         )
 
 
@@ -182,7 +220,7 @@ def _edge_stores(data: Any) -> Iterator[tuple[EdgeType, Any]]:
         yield HOMOGENEOUS_EDGE, data.stores[0]
 
 
-def _edge_table(edge_type: EdgeType, store: Any) -> Table:
+def _edge_table(edge_type: EdgeType, store: Any, sides: _Sides) -> Table:
     what = f"edge type {edge_type}"
     if "edge_index" not in store:
         raise ValueError(f"{what}: no edge_index (an adj_t must be turned back into one)")
@@ -190,18 +228,17 @@ def _edge_table(edge_type: EdgeType, store: Any) -> Table:
     if ends.ndim != 2 or ends.shape[0] != 2 or ends.dtype.kind not in "iu":
         raise FormatError(f"{what}: edge_index is {ends.dtype} {list(ends.shape)}, not int64 [2, E]")
     arrays, columns = {"src": ends[0], "dst": ends[1]}, {}
-    for name, value in _rows(store, ends.shape[1], of_edges=True):
+    for name, array, column in _rows(store, ends.shape[1], what, sides, of_edges=True):
         key = f"edge_{name}" if name in EDGE_ROLES else name
-        arrays[key], columns[key] = array_and_column(value, f"{what}, {name}")
+        arrays[key], columns[key] = array, column
     return ArrayTable(what, arrays, columns)
 
 
-def _node_table(node_type: NodeType, store: Any, edges: Mapping[EdgeType, Table]) -> NodeTable:
+def _node_table(node_type: NodeType, store: Any, edges: Mapping[EdgeType, Table], sides: _Sides) -> NodeTable:
     what = f"node type {node_type!r}"
     count = _num_nodes(node_type, store, edges)
     arrays, columns = {}, {}
-    for name, value in _rows(store, count, of_edges=False):
-        array, column = array_and_column(value, f"{what}, {name}")
+    for name, array, column in _rows(store, count, what, sides, of_edges=False):
         key = f"node_{name}" if name in NODE_ROLES else name
         arrays[key], columns[key] = array, column
     if not arrays:
@@ -212,8 +249,9 @@ def _node_table(node_type: NodeType, store: Any, edges: Mapping[EdgeType, Table]
 def _num_nodes(node_type: NodeType, store: Any, edges: Mapping[EdgeType, Table]) -> int:
     if "num_nodes" in store:
         return int(store["num_nodes"])
-    for name, value in _tensors(store):
-        if name in ("x", "pos", "batch", "n_id", *SPLIT_MASKS) or name.startswith("node_"):
+    for name, value in store.items():
+        known = name in ("x", "tf", "pos", "batch", "n_id", *SPLIT_MASKS) or name.startswith("node_")
+        if known and _has_rows(value):
             return len(value)
     labels = len(store["y"]) if "y" in store and store["y"].ndim else 0
     return max(labels, 1 + _largest_id(node_type, edges))
@@ -237,17 +275,48 @@ def _is_edge_attr(store: Any, name: str) -> bool:
         return bool(store.is_edge_attr(name))
 
 
-def _rows(store: Any, count: int, *, of_edges: bool) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors that have a row for each of ``count`` nodes or edges."""
-    for name, value in _tensors(store):
-        if name not in _STRUCTURE and len(value) == count and _is_edge_attr(store, name) == of_edges:
-            yield name, value
-
-
-def _tensors(store: Any) -> Iterator[tuple[str, Any]]:
+def _rows(
+    store: Any, count: int, what: str, sides: _Sides, *, of_edges: bool
+) -> Iterator[tuple[str, Array, Column]]:
+    """Yield the columns that have a row for each of ``count`` nodes or edges."""
     for name, value in store.items():
-        if (hasattr(value, "detach") or isinstance(value, np.ndarray)) and value.ndim > 0:
-            yield name, value
+        if name in _STRUCTURE or not _has_rows(value) or len(value) != count:
+            continue
+        if of_edges in sides[name] if name in sides else _is_edge_attr(store, name) == of_edges:
+            for key, tensor, frame in _parts(name, value):
+                if tensor is not None:
+                    array, column = array_and_column(tensor, f"{what}, {key}")
+                    yield key, array, replace(column, frame=frame)
+
+
+def _has_rows(value: Any) -> bool:
+    is_array = hasattr(value, "detach") or isinstance(value, np.ndarray)
+    return _is_frame(value) or (is_array and value.ndim > 0)
+
+
+def _is_frame(value: Any) -> bool:
+    """Return whether a value is a ``TensorFrame``. Its package, which takes seconds, is not imported."""
+    return hasattr(value, "feat_dict") and hasattr(value, "col_names_dict")
+
+
+def _parts(name: str, value: Any) -> Iterator[tuple[str, Any, tuple[tuple[str, int], ...]]]:
+    """Yield name, tensor and ``Column.frame`` of a tensor, or of each semantic type of a ``TensorFrame``.
+
+    The tensor is ``None`` for lists of any length.
+    """
+    if not _is_frame(value):
+        yield name, value, ()
+        return
+    for kind, data in value.feat_dict.items():
+        names, key = value.col_names_dict[kind], f"{name}.{kind.value}"
+        if hasattr(data, "detach"):
+            yield key, data, tuple((each, 1) for each in names)
+        elif len(getattr(data, "offset", ())) == len(names) + 1 and data.values.ndim == 2:
+            yield key, data.values, tuple(zip(names, data.offset.diff().tolist(), strict=True))
+        else:
+            yield key, None, ()
+    if value.y is not None:
+        yield f"{name}.y", value.y, (("y", (*value.y.shape, 1)[1]),)
 
 
 def array_and_column(value: Any, what: str) -> tuple[Array, Column]:

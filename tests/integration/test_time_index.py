@@ -110,7 +110,7 @@ def test_times_from_tables(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--time", "z"], "--time z: no node or edge type has a column 'z'"),
-        (["--time", "x"], "the times 'x' are no int64 column"),
+        (["--time", "x"], "the times 'x' are no column of integers"),
         (["--time", "a,b,c:t"], "unknown type ('a', 'b', 'c')"),
         ([], "nothing to add"),
     ],

@@ -24,6 +24,7 @@ from gigl_loader import (
     NegativeSampling,
     RandomWalkSamplerOptions,
 )
+from gigl_loader.errors import FormatError
 from gigl_loader.graph.folder import MemoryFolder
 from gigl_loader.graph.graph import Graph
 from gigl_loader.graph.schema import type_name
@@ -261,6 +262,42 @@ def test_a_mask_may_have_a_time_for_each_of_its_places() -> None:
     assert found[0] == found[1]
 
 
+FORMS: list[Any] = [
+    lambda each: each.int(),
+    lambda each: each.to(torch.uint8),
+    lambda each: each.view(-1, 1),
+    lambda each: each.to(torch.uint64).view(-1, 1),
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["born", "t"])
+def test_times_and_weights_of_other_forms_draw_the_same(form: Any, name: str) -> None:
+    found = []
+    for convert in (lambda each: each, form):
+        data, _ = _bipartite()
+        for store in data.node_stores:
+            store.born = convert(store.born)
+        data[BUYS].t = convert(torch.arange(500) % 50)
+        data[BUYS].w = convert(torch.arange(500) % 5)
+        dataset = DistDataset.from_pyg(
+            data, time_attr="born" if name == "born" else {BUYS: "t"}, weight_attr="w", num_partitions=2
+        )
+        given = {"time_attr": name, "input_time": convert(torch.arange(60) % 40), "weight_attr": "w"}
+        with DistNeighborLoader(dataset, [4, 3], ("user", None), batch_size=60, **given, **OPTIONS) as loader:
+            [batch] = loader
+        assert batch["user"].born.dtype == data["user"].born.dtype
+        found.append([batch["user"].n_id, batch["item"].n_id, batch[BUYS].e_id, batch["user"].seed_time])
+    assert all(map(torch.equal, *found))
+
+
+def test_a_time_beyond_int64_is_refused() -> None:
+    data, _ = _bipartite()
+    data["user"].born = torch.full((60,), 2**63, dtype=torch.uint64)
+    with pytest.raises(FormatError, match=r"users?.*, born: the time 9223372036854775808 does not fit"):
+        DistDataset.from_pyg(data, time_attr="born")
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_seeds_that_are_drawn_by_weight_keep_their_times(num_workers: int) -> None:
     data, born = _bipartite()
@@ -334,7 +371,9 @@ def test_negatives_are_those_of_the_written_rules(links: list[tuple[int, int]], 
     else:
         local = batch["item"].dst_neg_index.reshape(len(links), -1).t().reshape(-1)
         assert batch["item"].n_id[local].tolist() == [dst for _, dst in expected]
-    assert batch[BUYS].seed_time.tolist() == times
+    timed = [batch[BUYS]] if mode == "binary" else [batch["user"], batch["item"]]
+    assert [store.seed_time.tolist() for store in timed] == [times] * len(timed)
+    assert ("edge_label_time" in batch[BUYS], "seed_time" in batch[BUYS]) == (mode == "binary",) * 2
     assert stats["negatives_not_strict"] == not_strict
     late = 0
     for number, (src, dst) in enumerate(expected):
@@ -385,7 +424,7 @@ def _edge_timed() -> DistDataset:
         ({"time_attr": "born", "temporal_strategy": "newest"}, "'uniform' or 'last', got 'newest'"),
         ({"time_attr": "born", "temporal_strategy": "last", "replace": True}, "no replace"),
         ({"time_attr": "born", "input_time": torch.arange(9)}, "each of the 60 entries of the input, got 9"),
-        ({"time_attr": "born", "input_time": torch.zeros(60, 1, dtype=torch.int64)}, "must be 1-D"),
+        ({"time_attr": "born", "input_time": torch.zeros(60, 2, dtype=torch.int64)}, "must be 1-D"),
         ({"time_attr": "born", "sampler_options": LaborSamplerOptions()}, "LABOR .* leave time_attr out"),
         (
             {
@@ -432,7 +471,7 @@ def test_links_need_times_and_anchors_have_no_random_negatives() -> None:
 def test_what_cannot_be_a_time_is_refused_when_the_graph_is_built() -> None:
     data, _ = _bipartite()
     data["user"].score = torch.rand(60)
-    with pytest.raises(ValueError, match=r"column 'score' holds F32 \[\]: a time is one int64"):
+    with pytest.raises(ValueError, match=r"column 'score' holds F32 \[\]: a time is one integer"):
         DistDataset.from_pyg(data, time_attr="score")
     with pytest.raises(ValueError, match="no node or edge type has a column 'when'"):
         DistDataset.from_pyg(data, time_attr="when")

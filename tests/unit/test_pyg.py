@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from enum import Enum
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,8 @@ from torch_geometric.data import Data, HeteroData
 
 from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.errors import FormatError
-from gigl_loader.graph import HOMOGENEOUS_EDGE, Column, Graph, MemoryFolder
+from gigl_loader.graph import HOMOGENEOUS_EDGE, Column, Graph, GraphSchema, MemoryFolder
+from gigl_loader.loaders import collate
 from gigl_loader.partition import build_graph, tables_from_pyg
 from tests.support.pyg_graphs import heterogeneous, homogeneous
 
@@ -167,8 +171,8 @@ def test_attributes_that_are_left_out_are_named(caplog: pytest.LogCaptureFixture
     data.name, data.num_classes, data.prototypes = "three", 7, torch.zeros(5, 2)
     tables_from_pyg(data)
     assert [record.message for record in caplog.records] == [
-        "left out of the graph, as they have no row per node or edge: name, num_classes, prototypes; "
-        "batches do not have them"
+        "left out of the graph, as they have no row of one size per node or edge: name, num_classes, "
+        "prototypes; batches do not have them"
     ]
     caplog.clear()
     hetero = HeteroData()
@@ -177,7 +181,95 @@ def test_attributes_that_are_left_out_are_named(caplog: pytest.LogCaptureFixture
     hetero["user"].motto = "onwards"
     hetero["user", "buys", "item"].edge_index = torch.tensor([[0], [1]])
     tables_from_pyg(hetero)
-    assert "row per node or edge: licence, motto;" in caplog.text
+    assert "per node or edge: licence, motto;" in caplog.text
+
+
+def test_arguments_say_of_which_side_a_column_is(caplog: pytest.LogCaptureFixture) -> None:
+    """With as many edges as nodes, a column may be of either."""
+    ring = torch.arange(9)
+    data = Data(edge_index=torch.stack([ring, (ring + 1) % 9]), num_nodes=9, w=torch.rand(9), t=ring, x=ring)
+    of_nodes = tables_from_pyg(data, weight_attr={HOMOGENEOUS_EDGE: "w"}, time_attr={"node": "t"})
+    assert not caplog.records
+    bare = tables_from_pyg(data, weight_attr="w", time_attr="t")
+    assert "t is taken for a time of nodes: pass time_attr={('node', 'to', 'node'): 't'}" in caplog.text
+    of_edges = tables_from_pyg(data, weight_attr="w", time_attr={HOMOGENEOUS_EDGE: "t"})
+    for tables in (of_nodes, bare):
+        assert (tables.weights, tables.times) == ({HOMOGENEOUS_EDGE: ("w",)}, {"node": ("t",)})
+    assert of_edges.times == {HOMOGENEOUS_EDGE: ("t",)}
+    rows = of_edges.nodes["node"].rows
+    assert rows is not None
+    assert set(rows.columns) == {"x"}
+    assert set(of_edges.edges[HOMOGENEOUS_EDGE].columns) == {"src", "dst", "w", "t"}
+
+
+class _Stype(Enum):
+    numerical, embedding, multicategorical = "numerical", "embedding", "multicategorical"
+
+    @property
+    def use_multi_embedding_tensor(self) -> bool:
+        return self is _Stype.embedding
+
+
+def _tensor_frame(count: int, **feat_dict: Any) -> Any:
+    """Return what ``from_pyg`` reads of a ``TensorFrame``."""
+    names = {_Stype[kind]: [f"{kind} {i}" for i in range(2)] for kind in feat_dict}
+    feats = {_Stype[kind]: tensor for kind, tensor in feat_dict.items()}
+    return _Sized(count, feat_dict=feats, col_names_dict=names, y=torch.arange(count) * 3)
+
+
+class _Sized(SimpleNamespace):
+    def __init__(self, count: int, **fields: Any) -> None:
+        super().__init__(**fields)
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_a_tensor_frame_becomes_columns_and_a_frame_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, installed: bool
+) -> None:
+    """``test_tensor_frames.py`` does it with the package itself, which takes seconds to import."""
+    values, offset = torch.rand(9, 5), torch.tensor([0, 2, 5])
+    frame = _tensor_frame(
+        9,
+        numerical=torch.rand(9, 2),
+        embedding=SimpleNamespace(values=values, offset=offset),
+        multicategorical=SimpleNamespace(values=torch.arange(30), offset=torch.arange(19)),
+    )
+    data = HeteroData()
+    data["user"].tf, data["item"].num_nodes = frame, 4
+    data["user", "buys", "item"].edge_index = torch.tensor([[0, 4], [1, 1]])
+    package = SimpleNamespace(
+        stype=_Stype,
+        TensorFrame=lambda *parts: parts,
+        data=SimpleNamespace(MultiEmbeddingTensor=lambda *parts: parts),
+    )
+    monkeypatch.setattr(collate, "torch_frame", package)
+    monkeypatch.setattr(collate, "WITH_TORCH_FRAME", installed)
+    dataset = DistDataset.from_pyg(data, num_partitions=2)
+    assert "per node or edge: tf.multicategorical;" in caplog.text
+    schema = GraphSchema.from_json(json.loads(json.dumps(dataset.schema.to_json())))
+    assert schema == dataset.schema
+    with DistNeighborLoader(
+        dataset, [2], ("item", None), batch_size=4, num_workers=0, device="cpu"
+    ) as loader:
+        [batch] = loader
+    users = batch["user"]
+    assert len(users.n_id) == 2
+    if not installed:
+        assert torch.equal(users["tf.embedding"], values[users.n_id])
+        return
+    feats, names, y = users.tf
+    assert names == {kind: frame.col_names_dict[kind] for kind in (_Stype.embedding, _Stype.numerical)}
+    assert torch.equal(feats[_Stype.numerical], frame.feat_dict[_Stype.numerical][users.n_id])
+    rows, columns, found, found_offset = feats[_Stype.embedding]
+    assert (rows, columns) == (2, 2)
+    assert torch.equal(found, values[users.n_id])
+    assert torch.equal(found_offset, offset)
+    assert torch.equal(y, frame.y[users.n_id])
+    assert "tf.numerical" not in users
 
 
 def test_a_mask_of_several_columns_is_told_to_be_no_split(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gigl_loader.errors import FormatError
 from gigl_loader.graph.checksums import BlockRecord, BlockSums
 from gigl_loader.graph.folder import DiskFolder, graph_directory, sync_directory
 from gigl_loader.graph.graph import Graph
@@ -50,7 +51,7 @@ from gigl_loader.tensors import ArraySpec
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from gigl_loader.arrays import Int64Array
+    from gigl_loader.arrays import Array, Int64Array
     from gigl_loader.graph.checksums import FileRecord
     from gigl_loader.graph.ids import Directory
     from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeType
@@ -70,8 +71,8 @@ def index_node_times(
     count = schema.nodes[node_type].count
     job.budget.require(count * _BYTES_PER_NODE, f"the order by time of {count:,} nodes of type {node_type!r}")
     advance = job.track(f"nodes {node_type}: ordering by {name}", count)
-    parts = [opened(job, nodes_path(part, node_type)).array(name) for part in range(job.num_partitions)]
-    times = np.concatenate([np.empty(0, np.int64), *parts])
+    files = [nodes_path(part, node_type) for part in range(job.num_partitions)]
+    times = np.concatenate([_as_int64(opened(job, file).array(name), f"{file}, {name}") for file in files])
     by_id = directory.in_id_order()
     order = by_id[np.argsort(times[by_id], kind="stable")]
     width = np.dtype(np.int32 if count < 2**31 else np.int64)
@@ -163,7 +164,8 @@ def _times_of(
 
     # Files are opened anew for each piece: a map that stays open would grow by every page that is read.
     def of_edges(part: int, begin: int, end: int) -> Int64Array:
-        return np.array(opened(job, edges_path(part, edge_type)).array(name)[begin:end])
+        file = edges_path(part, edge_type)
+        return _as_int64(opened(job, file).array(name)[begin:end], f"{file}, {name}")
 
     def of_neighbors(part: int, begin: int, end: int) -> Int64Array:
         neighbors = opened(job, topology_path(part, edge_type)).array("indices")[begin:end]
@@ -171,6 +173,13 @@ def _times_of(
         return np.asarray(opened(job, path).array("times")[neighbors])
 
     return of_edges if name in schema.edges[edge_type].times else of_neighbors
+
+
+def _as_int64(times: Array, what: str) -> Int64Array:
+    """Return times of any integer type, [N] or [N, 1], as int64 [N]. ``FormatError`` for larger ones."""
+    if len(times) and times.max() > np.iinfo(np.int64).max:
+        raise FormatError(f"{what}: the time {times.max()} does not fit 64 signed bits")
+    return times.reshape(-1).astype(np.int64)
 
 
 def _in_order(times: Int64Array, indptr: Int64Array) -> Int64Array:

@@ -135,7 +135,9 @@ def _quantized(
                 ) from None
             scale, zero_point = (each.astype("<f4").tobytes() for each in (scales, zero_points))
         try:
-            forms[name] = Column("F32", column.shape, None, Quantized(how, column.dtype, scale, zero_point))
+            forms[name] = replace(
+                column, dtype="F32", quantized=Quantized(how, column.dtype, scale, zero_point)
+            )
         except ValueError as error:
             raise FormatError(f"{table.name}, column {name!r}: {error}") from None
     return QuantizedTable(table, forms)

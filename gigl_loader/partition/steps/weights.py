@@ -36,7 +36,7 @@ def check_weight_column(column: Column, what: str) -> None:
     """Raise ``ValueError`` unless a column can hold weights: one number for each edge."""
     if column.quantized is not None:
         raise ValueError(f"{what} is quantised: a weight must be exact")
-    if column.shape or column.dtype == "BOOL" or column.unit is not None:
+    if column.shape not in ((), (1,)) or column.dtype == "BOOL" or column.unit is not None:
         raise ValueError(f"{what} holds {column.dtype} {list(column.shape)}: a weight is one number an edge")
 
 
@@ -142,7 +142,8 @@ def _piece(indptr: Int64Array, first: int, rows: int) -> Int64Array:
 
 
 def as_float64(values: Array, column: Column) -> Float64Array:
-    """Return the numbers of a column as float64."""
+    """Return the numbers of a column, [E] or [E, 1], as float64 [E]."""
+    values = values.reshape(-1)
     if column.dtype == "BF16":
         return (values.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
     return values.astype(np.float64)
