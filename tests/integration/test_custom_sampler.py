@@ -257,6 +257,16 @@ def test_workers_draw_from_one_pool_until_it_is_exhausted(dataset: DistDataset, 
         assert torch.equal(shared["left"].bool(), times < (torch.arange(300) < 100).int() + 1)
 
 
+@pytest.mark.parametrize("start", ["spawn", "fork"])
+def test_samplers_of_nodes_write_to_shared_tensors(dataset: DistDataset, start: str) -> None:
+    shared = SharedTensors.create({"times": torch.zeros(300, dtype=torch.int64)})
+    options = {"shared_tensors": shared, "num_workers": 2, "multiprocessing_context": start}
+    with _loader(dataset, None, CustomSamplerOptions(f"{MODULE}:Counted"), **options) as loader:
+        for epoch in range(2):
+            assert sum(batch.batch_size for batch in loader) == 300
+            assert shared["times"].tolist() == [epoch + 1] * 300
+
+
 def test_what_is_no_shared_tensors_is_refused(dataset: DistDataset) -> None:
     with pytest.raises(
         TypeError, match=r"shared_tensors must be SharedTensors.create\(\{...\}\), got a dict"

@@ -57,6 +57,16 @@ class Halved:
         return "node" if self.graph.schema.homogeneous else "item"
 
 
+class Counted(Halved):
+    """Counts in shared tensors how often each seed was sampled, whichever process samples."""
+
+    def sample(self, batch: SeedBatch) -> Subgraph:
+        assert self.graph.shared is not None
+        with self.graph.shared.lock():
+            np.add.at(self.graph.shared.array("times"), self.graph.node_ids("node", batch.seeds), 1)
+        return super().sample(batch)
+
+
 class Endless:
     """Draws the neighbours of the seeds until the batch is stopped."""
 
