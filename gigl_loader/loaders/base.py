@@ -194,10 +194,11 @@ class BaseDistLoader(FixedArguments):
 
         The batch is the one that an epoch has where these entries come together. Places count from 0 to
         ``len(loader.dataset) - 1``; of an input that was a mask, they count the selected nodes. For PyG's
-        ``ZipLoader``, and ``DataLoader(range(len(loader.dataset)), collate_fn=loader.collate_fn)``, in this
-        process; by itself as :meth:`sample` is.
+        ``ZipLoader``, and ``DataLoader(range(len(loader.dataset)), collate_fn=loader.collate_fn)``, also in
+        their forked workers where the whole graph lies on this host; by itself as :meth:`sample` is.
         """
-        self._check_usable()
+        if os.getpid() == self._owner or not getattr(self.dataset, "_is_on_this_host", False):
+            self._check_usable()
         index = entry_numbers(places, count=self._schedule.num_entries)
         return self._single_batch(self._schedule.request_of(index, self.epoch))
 

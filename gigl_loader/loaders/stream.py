@@ -232,15 +232,22 @@ class SingleBatches:
         )
         self._open_source = partial(open_source, request)
         self._timeout_s = like.timeout_s
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin without a source: a forked child shares memory, and perhaps a held lock, with its parent."""
+        self._pid = os.getpid()
         self._in_use = threading.Lock()
         self._source: BatchSource | None = None
 
     def receive(self, request: BatchRequest) -> Frame:
         """Return the frame of a request. Its arrays stay valid for as long as anyone keeps one of them."""
+        if self._pid != os.getpid():
+            self._forget()
         with self._in_use:
             if self._source is None:
                 self._source = self._open_source()
-                self._end = weakref.finalize(self, _close_source, self._source, os.getpid())
+                self._end = weakref.finalize(self, _close_source, self._source, self._pid)
             self._schedule.asked = request
             self._source.start_epoch(request.epoch)
             return self._source.receive(self._timeout_s)

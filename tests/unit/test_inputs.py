@@ -330,10 +330,23 @@ def test_loaders_go_into_pygs_zip_loader(filter_per_worker: bool | None) -> None
 def test_a_loader_collates_for_a_data_loader() -> None:
     with DistNeighborLoader(IN_TIME, [2], "train", **OPTIONS) as loader:
         entries: Any = range(len(loader.dataset))
-        chosen = list(DataLoader(entries, 16, shuffle=True, collate_fn=loader.collate_fn))
-        assert sorted(int(place) for batch in chosen for place in batch.input_id) == list(entries)
+        for num_workers in (0, 2):
+            options: Any = {"shuffle": True, "collate_fn": loader.collate_fn, "num_workers": num_workers}
+            chosen = list(DataLoader(entries, 16, **options))
+            assert sorted(int(place) for batch in chosen for place in batch.input_id) == list(entries)
+            assert all(same_batch(batch, loader(batch.input_id)) for batch in chosen)
+
+
+def test_worker_processes_of_a_data_loader_cannot_ask_storage_servers(graph: Path) -> None:
+    with (
+        servers_of(graph, 1) as servers,
+        RemoteDistDataset.connect(addresses_of(servers)[0], timeout=20) as dataset,
+        DistNeighborLoader(dataset, [2], "train", **OPTIONS) as loader,
+    ):
+        entries: Any = range(len(loader.dataset))
+        chosen = DataLoader(entries, 16, collate_fn=loader.collate_fn, num_workers=1)
         with pytest.raises(RuntimeError, match="DataLoader and ZipLoader: num_workers=0"):
-            list(DataLoader(entries, 16, collate_fn=loader.collate_fn, num_workers=1))
+            list(chosen)
 
 
 def test_the_data_of_a_loader_are_pygs_stores() -> None:
