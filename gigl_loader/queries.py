@@ -274,8 +274,9 @@ class GraphQueries:
     ) -> dict[int, ABLPInput]:
         """Return anchors with all of their labels, by the rank of the server that holds the anchors.
 
-        For samplers of your own: ``DistABLPLoader`` looks labels up batch by batch. Anchors are the nodes
-        that :meth:`fetch_node_ids` returns for ``split``, ``rank``, ``world_size`` and ``balance``.
+        For samplers of your own: ``DistABLPLoader`` looks labels up batch by batch, and takes the mapping
+        for its anchors: the nodes that :meth:`fetch_node_ids` returns for ``split``, ``rank``, ``world_size``
+        and ``balance``.
 
         ``anchor_node_type``
             May be left out where there is one type only, or a supervision type is given.

@@ -195,14 +195,14 @@ def _only_type(schema: GraphSchema, nodes: Any) -> NodeType:
 
 
 def _joined(by_server: Mapping[Any, Any], num_servers: int) -> Int64Array:
-    """Return node ids given by server rank, in the order of the ranks. Some servers may have none."""
+    """Return node ids, or anchors, given by server rank, in the order of the ranks. Servers may have none."""
     num_servers = max(num_servers, 1)  # A dataset that is no graph store has all ids under 0.
     unknown = [rank for rank in by_server if type(rank) is not int or not 0 <= rank < num_servers]
     if unknown:
         raise ValueError(
             f"input_nodes has {unknown[0]!r} for the rank of a server; there are {num_servers}, from 0"
         )
-    given = [by_server[rank] for rank in sorted(by_server)]
+    given = [getattr(by_server[rank], "anchors", by_server[rank]) for rank in sorted(by_server)]
     return np.concatenate([np.empty(0, np.int64), *(_integers(_array(nodes)) for nodes in given)])
 
 

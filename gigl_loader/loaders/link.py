@@ -395,7 +395,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
         if self._sampling.time_attr is None:
             return links
         if self._edge_label_time is None:
-            raise ValueError("time_attr needs edge_label_time, the time of each link")
+            raise ValueError("'edge_label_time' is not set: time_attr needs the time of each link")
         times = read_times("edge_label_time", self._edge_label_time, count=len(links.src))
         return links.with_times(times)
 

@@ -130,7 +130,7 @@ def attach_walks(
     return batch
 
 
-_Nodes = torch.Tensor | npt.NDArray[Any] | Sequence[int] | Sequence[str] | Mapping[int, torch.Tensor] | None
+_Nodes = torch.Tensor | npt.NDArray[Any] | Sequence[int] | Sequence[str] | Mapping[int, Any] | None
 InputNodes = _Nodes | tuple[NodeType, _Nodes]
 
 

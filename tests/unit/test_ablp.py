@@ -378,6 +378,11 @@ def test_labels_are_a_label_set_or_the_edges(edge_dir: Any, parts: int, assigner
     assert buys.anchors.tolist() == train
     assert buys.positive.t().tolist() == pairs_of(data[BUYS].edge_index, train)
     assert buys.negative is None
+    share = dataset.fetch_ablp_input("train", supervision_edge_type=BUYS)
+    with DistABLPLoader(
+        dataset, [2], share, supervision_edge_type=BUYS, batch_size=999, num_workers=0, device="cpu"
+    ) as loader:
+        assert next(loader)["user"].batch.tolist() == train
 
 
 def test_servers_give_the_same_by_server_and_share(tmp_path: Path) -> None:

@@ -460,7 +460,7 @@ def test_times_are_integers() -> None:
 
 def test_links_need_times_and_anchors_have_no_random_negatives() -> None:
     dataset = _edge_timed()
-    with pytest.raises(ValueError, match="time_attr needs edge_label_time"):
+    with pytest.raises(ValueError, match="'edge_label_time' is not set"):
         DistLinkNeighborLoader(dataset, [2], BUYS, time_attr="t", **OPTIONS)
     with pytest.raises(ValueError, match="num_random_negatives has no meaning with time_attr"):
         DistABLPLoader(
