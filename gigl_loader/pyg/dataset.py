@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import weakref
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
@@ -147,21 +147,24 @@ def edge_ends(dataset: PygDataset, nodes: NodeIndex, edge_type: EdgeType) -> tup
     return nodes.of_positions(edge_type[0], src), nodes.of_positions(edge_type[2], dst)
 
 
-def edge_slots(dataset: PygDataset, nodes: NodeIndex, edge_type: EdgeType) -> Int64Array:
-    """Return the slot of each edge by edge id, int64 [E].
+class EdgeRows(NamedTuple):
+    """Edges of one type by index: the rank of their edge ids, which is their column in ``edge_index``."""
 
-    It reads all edges of the type. ``ValueError`` where their ids are not ``0 .. E - 1``, as an edge id would
-    not be the column of the edge in ``edge_index``.
-    """
+    slots: Int64Array
+    """Slot of each edge, int64 [E]."""
+    edge_ids: Int64Array | None
+    """Ascending, int64 [E]; ``None`` where they are ``0 .. E - 1``."""
+
+    def of_edge_ids(self, edge_ids: Int64Array) -> Int64Array:
+        """Return the indices of edge ids, all of which the graph has."""
+        return edge_ids if self.edge_ids is None else np.searchsorted(self.edge_ids, edge_ids)
+
+
+def edge_rows(dataset: PygDataset, nodes: NodeIndex, edge_type: EdgeType) -> EdgeRows:
+    """Return the rows of a type's edges. It reads all of them."""
     schema = dataset.schema
     edges = dataset._edge_list(edge_type)
     count = len(edges.edge_ids)
-    if not np.array_equal(edges.edge_ids, np.arange(count)):
-        raise ValueError(
-            f"the edges {edge_type} have ids other than 0 .. {count - 1} (ids of their own in the tables, or "
-            "edges that are held out): PyG's stores cannot name their rows; batches of DistNeighborLoader "
-            "have them"
-        )
     target_type = schema.target_type(edge_type)
     indptr = np.empty(schema.nodes[target_type].count + 1, np.int64)
     order = np.empty(count, np.int64)
@@ -174,4 +177,5 @@ def edge_slots(dataset: PygDataset, nodes: NodeIndex, edge_type: EdgeType) -> In
     for part in range(schema.num_partitions):
         held = order[firsts[part] : firsts[part + 1]]
         slots[held] = np.arange(len(held)) + (part << SLOT_BITS)
-    return slots
+    has_gaps = not np.array_equal(edges.edge_ids, np.arange(count))
+    return EdgeRows(slots, edges.edge_ids if has_gaps else None)

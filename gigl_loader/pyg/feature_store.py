@@ -15,12 +15,13 @@ from torch_geometric.data import FeatureStore, TensorAttr
 from gigl_loader.graph.schema import HOMOGENEOUS_NODE, Column
 from gigl_loader.loaders.dequantize import Dequantizer
 from gigl_loader.pyg.dataset import (
+    EdgeRows,
     NodeIndex,
     check_pickled,
     check_process,
     close_at_exit,
     close_here,
-    edge_slots,
+    edge_rows,
 )
 from gigl_loader.sampling.store import GatherRequest
 from gigl_loader.tensors import STORAGE_DTYPES
@@ -105,8 +106,8 @@ def as_tensor(rows: Bytes, column: Column, shape: tuple[int, ...]) -> torch.Tens
     return torch.from_numpy(array)
 
 
-NODE_ID = "n_id"
-_NODE_ID_COLUMN = Column("I64")
+NODE_ID, EDGE_ID = "n_id", "e_id"
+_ID_COLUMN = Column("I64")
 
 
 class GiglFeatureStore(FeatureStore):  # type: ignore[misc]  # PyG is not typed.
@@ -121,10 +122,14 @@ class GiglFeatureStore(FeatureStore):  # type: ignore[misc]  # PyG is not typed.
 
     **Index.** Of a node: the rank of its node id, by ascending id; the node id itself where the ids of its
     type are ``0 .. N - 1``. The attribute ``n_id`` (int64 [N]) is the node id of each node. It is listed, and
-    so in PyG's batches, for types whose ids have gaps or that have no column. Of an edge: its edge id. Rows
-    of an edge type whose ids are not ``0 .. E - 1`` are refused with ``ValueError``; the first fetch of an
-    edge type reads all of its edges, and keeps 8 bytes for each. As PyG's, an index is ``None`` for all rows,
-    a slice, an integer, or a 1-D tensor of integers or booleans.
+    so in PyG's batches, for types whose ids have gaps or that have no column. Of an edge: the rank of its
+    edge id, its column in ``edge_index``; the edge id itself where the ids of its type are ``0 .. E - 1``.
+    The attribute ``e_id`` (int64 [E]) is the edge id of each edge. The first fetch of an edge type reads all
+    of its edges, and keeps 8 bytes for each, 16 where ids have gaps. As PyG's, an index is ``None`` for all
+    rows, a slice, an integer, or a 1-D tensor of integers or booleans.
+
+    **Columns of edges.** PyG's loaders fetch those of nodes alone: pass :meth:`edge_columns` as their
+    ``transform``.
 
     **Errors.** ``KeyError`` for a group or attribute that the graph does not have, ``IndexError`` for a row
     that does not exist, ``StorageUnavailable`` where an owner does not answer, ``TypeError`` for an attempt
@@ -144,7 +149,7 @@ class GiglFeatureStore(FeatureStore):  # type: ignore[misc]  # PyG is not typed.
 
     def _start(self) -> None:
         self._owner = os.getpid()
-        self._slots: dict[EdgeType, Int64Array] = {}
+        self._edges: dict[EdgeType, EdgeRows] = {}
         self._opening = threading.Lock()
         self._store: PartitionedStore | None = None
 
@@ -163,6 +168,30 @@ class GiglFeatureStore(FeatureStore):  # type: ignore[misc]  # PyG is not typed.
             return attrs
         of_edges = [TensorAttr(kind, name) for kind, edges in schema.edges.items() for name in edges.columns]
         return attrs + of_edges
+
+    def edge_columns(self, batch: Any) -> Any:
+        """Return a batch of PyG's loaders over ``GiglSampler`` with the columns of its edges.
+
+        Pass it as their ``transform``, which ``filter_fn`` calls last. ``batch.e_id`` says which edges. In a
+        homogeneous graph, a column that has the name of a node column gets the prefix ``edge_``, as in this
+        library's batches. ``ValueError`` where a type with columns has no ``e_id``.
+        """
+        schema = self._dataset.schema
+        taken = {name for nodes in schema.nodes.values() for name in nodes.columns}
+        for kind, edges in schema.edges.items():
+            if not edges.columns or not (schema.homogeneous or kind in batch.edge_types):
+                continue
+            store = batch if schema.homogeneous else batch[kind]
+            if EDGE_ID not in store:
+                raise ValueError(
+                    f"edges {kind} of the batch have no e_id: leave with_edge=False of GiglSampler out "
+                    "(bidirectional batches of heterogeneous graphs have none)"
+                )
+            index = torch.from_numpy(self._edges_of(kind).of_edge_ids(store.e_id.numpy()))
+            attrs = [TensorAttr(kind, name, index) for name in edges.columns]
+            for name, rows in zip(edges.columns, self.multi_get_tensor(attrs), strict=True):
+                store[f"edge_{name}" if schema.homogeneous and name in taken else name] = rows
+        return batch
 
     def close(self) -> None:
         """Close connections; a later fetch opens them again. Closing twice is fine."""
@@ -214,9 +243,9 @@ class GiglFeatureStore(FeatureStore):  # type: ignore[misc]  # PyG is not typed.
             stored = fetch.stored(self._columns(fetch.kind))
             if len(fetch.selection.rows) and stored:
                 requests.append(self._request(fetch, {name: outs[name] for name in stored}))
-            if isinstance(fetch.kind, str) and NODE_ID in outs:
-                ids = self._nodes.node_ids(fetch.kind, fetch.selection.rows)
-                outs[NODE_ID] = np.ascontiguousarray(ids).view(np.uint8).reshape(len(ids), 8)
+            for name in outs.keys() - set(stored) & {NODE_ID, EDGE_ID}:
+                ids = self._ids(fetch.kind, fetch.selection.rows)
+                outs[name] = np.ascontiguousarray(ids).view(np.uint8).reshape(len(ids), 8)
             fetch.outs = outs
         if requests:
             self._opened().gather(requests)
@@ -248,17 +277,26 @@ class GiglFeatureStore(FeatureStore):  # type: ignore[misc]  # PyG is not typed.
         return GatherRequest(
             kind=kind,
             columns=tuple(outs),
-            rows=self._nodes.positions(kind, rows) if isinstance(kind, str) else self._slots_of(kind)[rows],
+            rows=self._nodes.positions(kind, rows)
+            if isinstance(kind, str)
+            else self._edges_of(kind).slots[rows],
             distinct=False,
             out=list(outs.values()),
         )
 
-    def _slots_of(self, edge_type: EdgeType) -> Int64Array:
+    def _ids(self, kind: NodeType | EdgeType, rows: Int64Array) -> Int64Array:
+        """Return the ids of nodes or edges by index, int64 [N]."""
+        if isinstance(kind, str):
+            return self._nodes.node_ids(kind, rows)
+        edge_ids = self._edges_of(kind).edge_ids
+        return rows if edge_ids is None else edge_ids[rows]
+
+    def _edges_of(self, edge_type: EdgeType) -> EdgeRows:
         with self._opening:  # It may read many edges.
-            slots = self._slots.get(edge_type)
-            if slots is None:
-                slots = self._slots[edge_type] = edge_slots(self._dataset, self._nodes, edge_type)
-            return slots
+            found = self._edges.get(edge_type)
+            if found is None:
+                found = self._edges[edge_type] = edge_rows(self._dataset, self._nodes, edge_type)
+            return found
 
     def _opened(self) -> PartitionedStore:
         with self._opening:
@@ -298,8 +336,8 @@ class GiglFeatureStore(FeatureStore):  # type: ignore[misc]  # PyG is not typed.
         columns = self._columns(kind)
         if name in columns:
             return columns[name]
-        if name == NODE_ID and isinstance(kind, str):
-            return _NODE_ID_COLUMN
+        if name == (NODE_ID if isinstance(kind, str) else EDGE_ID):
+            return _ID_COLUMN
         known = ", ".join(map(repr, columns)) or "none"
         raise KeyError(f"{kind!r} has no attribute {name!r:.200}; known: {known}")
 

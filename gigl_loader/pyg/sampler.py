@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace as replaced
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE
 from gigl_loader.loaders import arguments
 from gigl_loader.loaders.collate import Collator
 from gigl_loader.loaders.dataset import check_dataset
-from gigl_loader.loaders.inputs import link_type
+from gigl_loader.loaders.inputs import link_type, read_times
 from gigl_loader.loaders.link import read_negatives
 from gigl_loader.loaders.neighbor import sampler_arguments
 from gigl_loader.loaders.stream import SingleBatches
@@ -26,7 +27,7 @@ from gigl_loader.sampling.khop import KHop, reversed_edge_types
 from gigl_loader.sampling.plan import BatchPlan
 from gigl_loader.sampling.plans.link import LinkPlan
 from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions
-from gigl_loader.sampling.request import SEED, BatchRequest
+from gigl_loader.sampling.request import SEED, SEED_TIME, TIME, BatchRequest
 from gigl_loader.sampling.schedule import OneBatch
 from gigl_loader.sampling.source import SourceRequest
 from gigl_loader.topology import Topology
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling, NodeSamplerInput
+    from torch_geometric.sampler.base import SubgraphType
     from typing_extensions import Self
 
     from gigl_loader.arrays import Int64Array
@@ -47,13 +49,15 @@ if TYPE_CHECKING:
 
 
 def sampler_output(
-    batch: Any, schema: GraphSchema, nodes: NodeIndex, metadata: tuple[Any, ...], *, disjoint: bool
+    batch: Any, schema: GraphSchema, nodes: NodeIndex, metadata: tuple[Any, ...], hops: KHop
 ) -> SamplerOutput | HeteroSamplerOutput:
     """Return the nodes and edges of a batch (``Data`` or ``HeteroData``), as PyG's samplers do.
 
     Edges have the types and the direction of the graph: ``row`` is the source. ``disjoint`` batches tell the
-    tree of each node.
+    tree of each node. As PyG's, ``bidirectional`` heterogeneous ones have no edge ids: some edges of a type
+    are those of its reverse.
     """
+    edges_per_hop = getattr(batch, "num_sampled_edges", None)
     if schema.homogeneous:
         [node_type] = schema.nodes
         row, col = _ends(batch.edge_index, schema)
@@ -62,9 +66,9 @@ def sampler_output(
             row=row,
             col=col,
             edge=batch.get("e_id"),
-            batch=batch.batch if disjoint else None,
+            batch=batch.batch if hops.disjoint else None,
             num_sampled_nodes=batch.num_sampled_nodes,
-            num_sampled_edges=batch.num_sampled_edges,
+            num_sampled_edges=edges_per_hop,
             metadata=metadata,
         )
     types = _graph_types(schema)
@@ -74,10 +78,13 @@ def sampler_output(
         node={kind: _index(nodes, kind, batch[kind].n_id) for kind in batch.node_types},
         row={edge_type: row for edge_type, (row, _) in ends.items()},
         col={edge_type: col for edge_type, (_, col) in ends.items()},
-        edge={edge_type: store.get("e_id") for edge_type, store in stores.items()},
-        batch={kind: batch[kind].batch for kind in batch.node_types} if disjoint else None,
+        edge={
+            edge_type: None if hops.subgraph_type == "bidirectional" else store.get("e_id")
+            for edge_type, store in stores.items()
+        },
+        batch={kind: batch[kind].batch for kind in batch.node_types} if hops.disjoint else None,
         num_sampled_nodes=dict(batch.num_sampled_nodes),
-        num_sampled_edges={types[kind]: counts for kind, counts in batch.num_sampled_edges.items()},
+        num_sampled_edges=edges_per_hop and {types[kind]: counts for kind, counts in edges_per_hop.items()},
         metadata=metadata,
     )
 
@@ -87,25 +94,32 @@ def link_metadata(
 ) -> tuple[Any, ...]:
     """Return what PyG's samplers tell of the links of a batch.
 
-    Without negatives, and with binary ones: input, local ends int64 [2, M + J], labels [M + J], no time.
-    With triplets: input, local sources [M], destinations [M], negatives [M] or [M, amount], no time.
+    Without negatives, and with binary ones: input, local ends int64 [2, M + J], labels and times [M + J].
+    With triplets: input, local sources [M], destinations [M], negatives [M] or [M, amount], times [M].
     """
 
     def local(name: str) -> torch.Tensor:
         return tensors.tensor(name).to(torch.int64)
 
     src, dst = local("src"), local("dst")
+    times = seed_times(tensors)
     if negatives is None:
-        return input_id, torch.stack([src, dst]), label, None
+        return input_id, torch.stack([src, dst]), label, times
     negative_dst = local("neg_dst")
     if negatives.mode == "triplet":
         if negatives.amount > 1:  # Negative a * M + i belongs to link i.
             negative_dst = negative_dst.view(-1, len(src)).t().contiguous()
-        return input_id, src, dst, negative_dst, None
+        return input_id, src, dst, negative_dst, times
     links = torch.stack([torch.cat([src, local("neg_src")]), torch.cat([dst, negative_dst])])
     positive = torch.ones(len(src)) if label is None else label
     labels = torch.cat([positive, positive.new_zeros((len(negative_dst), *positive.shape[1:]))])
-    return input_id, links, labels, None
+    owners = torch.arange(links.shape[1]) % len(src)  # Negative j belongs to link j mod M.
+    return input_id, links, labels, times if times is None else times[owners]
+
+
+def seed_times(tensors: FrameTensors) -> torch.Tensor | None:
+    """Return the time of each entry of a batch, int64 [B]; ``None`` where it is not drawn in time."""
+    return tensors.tensor(SEED_TIME) if SEED_TIME in tensors.frame.layout.specs else None
 
 
 def _index(nodes: NodeIndex, node_type: NodeType, node_ids: torch.Tensor) -> torch.Tensor:
@@ -178,10 +192,12 @@ class GiglSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed.
     - ``row``, ``col``: local source and destination of each edge, in the direction of the graph. A graph of
       ``edge_dir="out"`` is sampled from sources to destinations, as by PyG's ``sample_direction="backward"``.
     - ``edge``: edge ids, unless ``with_edge=False``.
-    - ``batch``: with ``disjoint``, the number of the tree of each node.
-    - ``num_sampled_nodes``, ``num_sampled_edges``: lists per hop.
-    - ``metadata``: what PyG's loaders read. Negatives are drawn as by ``DistLinkNeighborLoader``. Labels of
-      binary negatives are 0, and those of links stay as PyG's ``LinkLoader`` passes them.
+    - ``batch``: with ``disjoint`` or ``time_attr``, the number of the tree of each node.
+    - ``num_sampled_nodes``, ``num_sampled_edges``: lists per hop; edges only of directional batches.
+    - ``metadata``: what PyG's loaders read. Times of seeds are ``input_time`` of ``NodeLoader``, by default
+      their own, and ``edge_label_time`` of ``LinkLoader``. Negatives are drawn as by
+      ``DistLinkNeighborLoader``. Labels of binary negatives are 0, and those of links stay as PyG's
+      ``LinkLoader`` passes them.
 
     A batch is a function of the run seed, the epoch, and its seeds and their places. :meth:`set_epoch` lets
     further epochs draw other neighbours for the same seeds.
@@ -200,6 +216,9 @@ class GiglSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed.
         with_edge: bool | None = None,
         weight_attr: str | None = None,
         disjoint: bool = False,
+        time_attr: str | None = None,
+        temporal_strategy: Literal["uniform", "last"] = "uniform",
+        subgraph_type: str | SubgraphType = "directional",
         seed: int | None = None,
         timeout: float = 300.0,
     ) -> None:
@@ -207,7 +226,8 @@ class GiglSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed.
 
         ``dataset``
             A ``DistDataset`` or a ``RemoteDistDataset``.
-        ``num_neighbors``, ``replace``, ``with_edge``, ``weight_attr``, ``disjoint``
+        ``num_neighbors``, ``replace``, ``with_edge``, ``weight_attr``, ``disjoint``, ``time_attr``,
+        ``temporal_strategy``, ``subgraph_type``
             As for ``DistNeighborLoader``.
         ``seed``
             Run seed. Random, and logged, when ``None``. See :attr:`seed`.
@@ -220,7 +240,14 @@ class GiglSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed.
         check_dataset(dataset)
         self._dataset: Any = dataset
         self._arguments = sampler_arguments(
-            num_neighbors, replace=replace, with_edge=with_edge, weight_attr=weight_attr, disjoint=disjoint
+            num_neighbors,
+            replace=replace,
+            with_edge=with_edge,
+            weight_attr=weight_attr,
+            disjoint=disjoint,
+            time_attr=time_attr,
+            temporal_strategy=temporal_strategy,
+            subgraph_type=subgraph_type,
         )
         self._timeout_s = arguments.seconds("timeout", timeout, above_zero=True)
         given = arguments.run_seed(seed)
@@ -241,7 +268,8 @@ class GiglSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed.
     def _forget(self) -> None:
         """Begin without sources: a forked child must not use the sources of its parent."""
         self._pid = os.getpid()
-        self._of_nodes: dict[NodeType, PlanBatches] = {}
+        self._of_nodes: dict[tuple[NodeType, bool], PlanBatches] = {}
+        """By type of the seeds, and whether they come with times."""
         self._of_links: dict[EdgeType, tuple[Any, PlanBatches]] = {}
         """By type of the links, with the requested negative sampling."""
 
@@ -257,25 +285,28 @@ class GiglSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed.
     ) -> SamplerOutput | HeteroSamplerOutput:
         """Return the neighbourhoods of the nodes ``index.node`` (indices, int64 [B]).
 
-        ``ValueError`` for an unknown node, for seed times, and for a seed that is there twice unless trees
-        are ``disjoint``: PyG counts seeds by entries, and a batch has one node for both.
+        ``ValueError`` for an unknown node, for times without ``time_attr``, and for a seed that is there
+        twice unless trees are ``disjoint``: PyG counts seeds by entries, and a batch has one node for both.
         """
         self._check(kwargs, index.time)
         node_type = self._node_type(index.input_type)
         seeds = self._checked(node_type, index.node)
-        if not self._arguments.disjoint and len(np.unique(seeds)) < len(seeds):
+        if not self._hops.disjoint and len(np.unique(seeds)) < len(seeds):
             raise ValueError(
                 "a batch has a seed twice, which PyG would count as two rows: pass disjoint=True to "
                 "GiglSampler, or each seed once"
             )
-        batches = self._of_nodes.get(node_type)
+        kind = (node_type, index.time is not None)
+        batches = self._of_nodes.get(kind)
         if batches is None:
-            options = KHopNeighborSamplerOptions()
-            plan = options.plan(self._dataset.schema, node_type, self._arguments)
-            batches = self._of_nodes[node_type] = self._open(BatchPlan(sampler=plan, run_seed=self.seed))
-        positions = self._nodes.positions(node_type, seeds)
-        tensors = batches.draw({SEED: positions}, index.input_id, self.epoch)
-        return self._output(batches, tensors, (index.input_id, None))
+            arguments = replaced(self._arguments, with_times=kind[1])
+            plan = KHopNeighborSamplerOptions().plan(self._dataset.schema, node_type, arguments)
+            batches = self._of_nodes[kind] = self._open(BatchPlan(sampler=plan, run_seed=self.seed))
+        columns = {SEED: self._nodes.positions(node_type, seeds)}
+        if index.time is not None:
+            columns[TIME] = read_times("input_time", index.time, count=len(seeds))
+        tensors = batches.draw(columns, index.input_id, self.epoch)
+        return self._output(batches, tensors, (index.input_id, seed_times(tensors)))
 
     def sample_from_edges(
         self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None
@@ -283,19 +314,24 @@ class GiglSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed.
         """Return the neighbourhoods of the ends of links (``index.row``, ``index.col``: indices, int64 [M]).
 
         ``neg_sampling`` may be PyG's ``NegativeSampling`` or ``gigl_loader.NegativeSampling``; weights are by
-        index. ``ValueError`` for an unknown node and for link times.
+        index. ``ValueError`` for an unknown node, and where links have times without ``time_attr`` or the
+        other way round.
         """
         self._check({}, index.time)
+        if self._hops.time_attr is not None and index.time is None:
+            raise ValueError("time_attr needs edge_label_time, the time of each link")
         edge_type = self._edge_type(index.input_type)
         batches = self._links(edge_type, neg_sampling)
-        ends = {
+        columns = {
             name: self._nodes.positions(node_type, self._checked(node_type, nodes))
             for name, node_type, nodes in (
                 ("src", edge_type[0], index.row),
                 ("dst", edge_type[2], index.col),
             )
         }
-        tensors = batches.draw(ends, index.input_id, self.epoch)
+        if index.time is not None:
+            columns[TIME] = read_times("edge_label_time", index.time, count=len(columns["src"]))
+        tensors = batches.draw(columns, index.input_id, self.epoch)
         plan: Any = batches.plan.sampler
         negatives: Negatives | None = plan.negatives
         return self._output(batches, tensors, link_metadata(tensors, negatives, index.input_id, index.label))
@@ -336,8 +372,11 @@ class GiglSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed.
     def _check(self, kwargs: Mapping[str, Any], time: Any) -> None:
         if kwargs:
             raise TypeError(f"GiglSampler has no argument {next(iter(kwargs))!r}")
-        if time is not None:
-            raise ValueError("GiglSampler does not sample by time: leave input_time and edge_label_time out")
+        if time is not None and self._hops.time_attr is None:
+            raise ValueError(
+                "input_time and edge_label_time have no meaning without time_attr of GiglSampler, the column "
+                "that they bound"
+            )
         check_process(self._dataset, self._owner, os.getpid())
         self._dataset._check_usable()
         if os.getpid() != self._pid:
@@ -363,13 +402,8 @@ class GiglSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed.
     def _output(
         self, batches: PlanBatches, tensors: Any, metadata: tuple[Any, ...]
     ) -> SamplerOutput | HeteroSamplerOutput:
-        return sampler_output(
-            batches.collate(tensors),
-            self._dataset.schema,
-            self._nodes,
-            metadata,
-            disjoint=self._arguments.disjoint,
-        )
+        batch = batches.collate(tensors)
+        return sampler_output(batch, self._dataset.schema, self._nodes, metadata, self._hops)
 
     def _node_type(self, given: NodeType | None) -> NodeType:
         schema = self._dataset.schema

@@ -336,16 +336,17 @@ def test_a_graph_without_edges_or_columns_works() -> None:
     assert colptr.tolist() == [0] * 5
 
 
-def test_rows_of_edges_with_other_ids_are_refused() -> None:
-    edges = {"src": np.array([0, 1]), "dst": np.array([1, 0]), "id": np.array([7, 5]), "w": np.ones(2)}
+def test_edges_are_numbered_in_the_order_of_their_ids() -> None:
+    edges = {"src": np.array([0, 1]), "dst": np.array([1, 0]), "id": np.array([7, 5]), "w": np.arange(2.0)}
     built_of = GraphTables(
         edges={HOMOGENEOUS_EDGE: ArrayTable("edges", edges)}, nodes={"node": NodeTable(count=2)}
     )
     folder = MemoryFolder()
     build_graph(built_of, folder)
     features, graph = DistDataset(Graph.open(folder)).as_pyg()
-    with pytest.raises(ValueError, match=r"ids other than 0 \.\. 1"):
-        features.get_tensor(HOMOGENEOUS_EDGE, "w", None)
+    assert features.get_tensor(HOMOGENEOUS_EDGE, "w", None).tolist() == [1, 0]
+    assert features.get_tensor(HOMOGENEOUS_EDGE, "w", 1).tolist() == 0
+    assert features.get_tensor(HOMOGENEOUS_EDGE, "e_id", None).tolist() == [5, 7]
     assert torch.stack(graph.get_edge_index(None, "coo")).tolist() == [[1, 0], [0, 1]]
 
 
