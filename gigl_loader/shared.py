@@ -45,6 +45,8 @@ class SharedTensors(Mapping[str, "Tensor"]):
             with weights.lock():
                 weights["weight"][batch.input_id.cpu()] = loss.detach().cpu()
 
+    A sampler of your own has those that the loader got as ``shared_tensors``, in the same memory.
+
     A tensor of it is a view: writing to it writes to the memory that all share. Take :meth:`lock` to
     read or write several values that belong together. The kernel gives the lock back when its holder
     dies, with whatever the holder had written until then. Tensors are flat: names map to tensors, not
