@@ -95,6 +95,21 @@ class GraphQueries:
         """Number of nodes of each split, by node type and name. A type without splits has an empty entry."""
         return {node_type: dict(nodes.splits) for node_type, nodes in self.schema.nodes.items()}
 
+    def vocabulary(self, kind: NodeType | EdgeType, column: str) -> tuple[str, ...]:
+        """Return the texts of the tables that the integers of a column stand for: integer i is text i.
+
+        ``"label"`` may stand for ``"y"``. ``ValueError`` where the column had no texts.
+        """
+        schema = self.schema
+        if kind not in schema.columns:
+            raise ValueError(f"unknown type {kind!r}; known: {', '.join(map(str, schema.columns))}")
+        known = (schema.nodes[kind] if isinstance(kind, str) else schema.edges[kind]).vocabularies
+        name = "y" if column == "label" and column not in known else column
+        if name not in known:
+            listed = ", ".join(map(repr, known)) or "none"
+            raise ValueError(f"column {column!r} of {kind!r} has no vocabulary; columns that have: {listed}")
+        return known[name]
+
     def metadata(self) -> tuple[list[NodeType], list[EdgeType]]:
         """Return the node types and edge types of batches, as PyG's heterogeneous models take them.
 

@@ -115,6 +115,18 @@ class TableOptions:
         list[str],
         typer.Option("--time", help="[TYPE:]COLUMN, of nodes or edges: batches can be drawn in time by it."),
     ] = field(default_factory=list)
+    encode: Annotated[
+        list[str],
+        typer.Option(
+            help="[TYPE:]COLUMN[=other]: store texts as integers (labels unasked), unknown ones as other."
+        ),
+    ] = field(default_factory=list)
+    one_hot: Annotated[list[str], typer.Option(help="[TYPE:]COLUMN: store texts as one-hot vectors.")] = (
+        field(default_factory=list)
+    )
+    vocabulary: Annotated[
+        Path | None, typer.Option(help="Graph whose vocabularies --encode uses for columns that it has.")
+    ] = None
     quantize: Annotated[
         list[str],
         typer.Option(

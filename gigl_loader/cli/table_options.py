@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gigl_loader.cli.build_options import TableOptions
 from gigl_loader.cli.schema_file import foreign_key_edges, read_schema_file, with_schema
+from gigl_loader.graph.graph import Graph
 from gigl_loader.graph.quantization import Quantization
 from gigl_loader.graph.schema import (
     HOMOGENEOUS_EDGE,
@@ -22,7 +23,7 @@ from gigl_loader.partition.assigners import assigner_named
 from gigl_loader.partition.checks import check_tables
 from gigl_loader.partition.declared import declared, declared_times, read_quantize
 from gigl_loader.partition.owner_tables import TableAssigner, owners_from_files
-from gigl_loader.partition.readers import Table
+from gigl_loader.partition.readers import TEXT, Table
 from gigl_loader.partition.sources import (
     ColumnOptions,
     CsvFormat,
@@ -31,11 +32,7 @@ from gigl_loader.partition.sources import (
     name_columns,
     open_files,
 )
-from gigl_loader.partition.table import (
-    GraphTables,
-    NodeTable,
-    known_columns,
-)
+from gigl_loader.partition.table import Encoding, GraphTables, NodeTable, known_columns
 from gigl_loader.partition.views import label_set, reverse_of, with_reverse_edges
 from gigl_loader.splits import named_fractions
 
@@ -163,6 +160,7 @@ def open_tables(options: TableOptions) -> GraphTables:
         duplicates=options.duplicates.value,
         self_loops=options.self_loops.value,
     )
+    tables = replace(tables, encode=_encodings(options, tables))
     check_tables(tables)
     tables = replace(tables, splits=_edge_splits(options.split_edges, tables.edges))
     reverses = _reverses(options.reverse)
@@ -189,6 +187,42 @@ def open_tables(options: TableOptions) -> GraphTables:
         },
         message_edges=_message_edges(options.message_edges),
     )
+
+
+def _encodings(options: TableOptions, tables: GraphTables) -> dict[_Key, dict[str, Encoding]]:
+    """Return what ``--encode [TYPE:]COLUMN[=other]`` and ``--one-hot [TYPE:]COLUMN`` say, and the labels."""
+    found: dict[_Key, dict[str, Encoding]] = {key: dict(each) for key, each in tables.encodings.items()}
+    known = known_columns(tables.nodes, tables.edges)
+    for option, values in (("--encode", options.encode), ("--one-hot", options.one_hot)):
+        for value in values:
+            left, equals, right = value.partition("=")
+            scope, colon, name = left.rpartition(":")
+            if equals and (right != "other" or option != "--encode"):
+                raise ValueError(
+                    f"{option} {value}: write --encode [TYPE:]COLUMN[=other] or --one-hot COLUMN"
+                )
+            columns = {
+                key: "y" if name == "label" and "y" in each else name
+                for key, each in known.items()
+                if not colon or key == _key(scope)
+            }
+            having = {key: column for key, column in columns.items() if known[key].get(column) == TEXT}
+            if not having:
+                raise ValueError(f"{option} {value}: no column {name!r} of texts")
+            for key, column in having.items():
+                how = Encoding(one_hot=option == "--one-hot", other=bool(equals))
+                found.setdefault(key, {})[column] = how
+    if options.vocabulary is None:
+        return found
+    schema = Graph.open(options.vocabulary).schema
+    words: dict[_Key, Mapping[str, tuple[str, ...]]] = {
+        key: each.vocabularies for key, each in schema.nodes.items()
+    }
+    words.update({key: each.vocabularies for key, each in schema.edges.items()})
+    return {
+        key: {name: replace(how, texts=words.get(key, {}).get(name)) for name, how in each.items()}
+        for key, each in found.items()
+    }
 
 
 def _quantize(

@@ -6,7 +6,7 @@ import math
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 from urllib.parse import quote
 
 from gigl_loader.errors import FormatError
@@ -140,6 +140,8 @@ class NodeSchema:
     """The tables named the nodes by texts. Node ids are 0..count-1, and a file holds the text of each."""
     times: tuple[str, ...] = ()
     """Columns declared as times, by which lists of these nodes are ordered, too."""
+    vocabularies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Texts that the integers of a column stand for, by column."""
 
     def __post_init__(self) -> None:
         if self.text_ids and self.ids == "sparse":
@@ -150,9 +152,8 @@ class NodeSchema:
             raise ValueError(f"bounds must run from 0 to {self.count}, got {self.bounds}")
         if any(low > high for low, high in zip(self.bounds, self.bounds[1:], strict=False)):
             raise ValueError(f"bounds must not fall, got {self.bounds}")
-        _check_names(self.columns, "column")
         _check_names(self.splits, "split")
-        _check_times(self.times, self.columns)
+        _check_columns(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,15 +197,15 @@ class EdgeSchema:
     """Columns declared as times, by which lists are ordered, too."""
     reverse: EdgeType | None = None
     """Type that is declared to hold these edges the other way round. It may be this type itself."""
+    vocabularies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.count < 0:
             raise ValueError(f"an edge type cannot have {self.count} edges")
-        _check_names(self.columns, "column")
+        _check_columns(self)
         for name in self.weights:
             if name not in self.columns and not (self.weight and name == "weight"):
                 raise ValueError(f"the weights {name!r} are no column of the edges")
-        _check_times(self.times, self.columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,9 +262,7 @@ class GraphSchema:
         if self.lists[edge_type].wide_indices != wide:
             raise ValueError(f"edge type {edge_type}: wide_indices must be {wide}")
         reverse = self.lists[edge_type].reverse
-        if reverse is not None and (
-            reverse not in self.edges or (reverse[0], reverse[2]) != (edge_type[2], edge_type[0])
-        ):
+        if reverse is not None and (reverse not in self.edges or reverse[::2] != edge_type[::-2]):
             raise ValueError(f"edge type {edge_type}: {reverse} cannot be its reverse")
         neighbor = self.neighbor_type(edge_type)
         twice = sorted({*self.lists[edge_type].times} & {*self.nodes[neighbor].times})
@@ -369,10 +368,15 @@ def _check_names(names: Iterable[str], what: str) -> None:
         _check_encodable(name, what)
 
 
-def _check_times(times: Iterable[str], columns: Mapping[str, Column]) -> None:
-    for name in times:
-        if name not in columns or not columns[name].holds_times:
+def _check_columns(each: NodeSchema | EdgeSchema) -> None:
+    _check_names(each.columns, "column")
+    for name in each.times:
+        if name not in each.columns or not each.columns[name].holds_times:
             raise ValueError(f"the times {name!r} are no column of integers")
+    for name, texts in each.vocabularies.items():
+        if name not in each.columns or len(set(texts)) < len(texts):
+            raise ValueError(f"the vocabulary of {name!r} is of no column, or repeats texts")
+        _check_encodable("".join(texts), "text of a vocabulary")
 
 
 def _check_encodable(name: str, what: str) -> None:
@@ -417,6 +421,7 @@ def _columns_from_json(document: Mapping[str, Any]) -> dict[str, Column]:
 
 
 def _nodes_to_json(node_type: NodeType, nodes: NodeSchema) -> dict[str, Any]:
+    words = {name: list(texts) for name, texts in nodes.vocabularies.items()}
     return {
         "type": node_type,
         "count": nodes.count,
@@ -426,6 +431,7 @@ def _nodes_to_json(node_type: NodeType, nodes: NodeSchema) -> dict[str, Any]:
         "splits": dict(nodes.splits),
         **({"text_ids": True} if nodes.text_ids else {}),
         **({"times": list(nodes.times)} if nodes.times else {}),
+        **({"vocabularies": words} if words else {}),
     }
 
 
@@ -438,10 +444,12 @@ def _nodes_from_json(entry: Mapping[str, Any]) -> tuple[NodeType, NodeSchema]:
         splits={name: int(count) for name, count in entry["splits"].items()},
         text_ids=bool(entry.get("text_ids", False)),
         times=tuple(str(name) for name in entry.get("times", ())),
+        vocabularies={name: tuple(map(str, texts)) for name, texts in entry.get("vocabularies", {}).items()},
     )
 
 
 def _edges_to_json(edge_type: EdgeType, edges: EdgeSchema) -> dict[str, Any]:
+    words = {name: list(texts) for name, texts in edges.vocabularies.items()}
     return {
         "type": list(edge_type),
         "count": edges.count,
@@ -453,11 +461,13 @@ def _edges_to_json(edge_type: EdgeType, edges: EdgeSchema) -> dict[str, Any]:
         **({"times": list(edges.times)} if edges.times else {}),
         **({} if edges.splits is None else {"splits": _splits_to_json(edges.splits)}),
         **({} if edges.reverse is None else {"reverse": list(edges.reverse)}),
+        **({"vocabularies": words} if words else {}),
     }
 
 
 def _edges_from_json(entry: Mapping[str, Any]) -> tuple[EdgeType, EdgeSchema]:
-    return _edge_type_from_json(entry["type"]), EdgeSchema(
+    source, relation, destination = entry["type"]
+    return (source, relation, destination), EdgeSchema(
         count=int(entry["count"]),
         wide_indices=bool(entry["wide_indices"]),
         columns=_columns_from_json(entry["columns"]),
@@ -466,13 +476,9 @@ def _edges_from_json(entry: Mapping[str, Any]) -> tuple[EdgeType, EdgeSchema]:
         weights=tuple(str(name) for name in entry.get("weights", ())),
         splits=_splits_from_json(entry["splits"]) if "splits" in entry else None,
         times=tuple(str(name) for name in entry.get("times", ())),
-        reverse=_edge_type_from_json(entry["reverse"]) if "reverse" in entry else None,
+        reverse=cast("EdgeType", tuple(entry["reverse"])) if "reverse" in entry else None,
+        vocabularies={name: tuple(map(str, texts)) for name, texts in entry.get("vocabularies", {}).items()},
     )
-
-
-def _edge_type_from_json(entry: Any) -> EdgeType:
-    source, relation, destination = entry
-    return (source, relation, destination)
 
 
 def _splits_to_json(splits: EdgeSplits) -> dict[str, Any]:

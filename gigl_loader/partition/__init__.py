@@ -9,13 +9,14 @@ from gigl_loader.partition.pyg import tables_from_pyg
 from gigl_loader.partition.ray_executor import RayExecutor
 from gigl_loader.partition.readers import Table
 from gigl_loader.partition.sources import ColumnOptions, open_table
-from gigl_loader.partition.table import ArrayTable, GraphTables, NodeTable
+from gigl_loader.partition.table import ArrayTable, Encoding, GraphTables, NodeTable
 from gigl_loader.partition.views import with_reverse_edges
 
 __all__ = [
     "ArrayTable",
     "Assigner",
     "ColumnOptions",
+    "Encoding",
     "Executor",
     "GraphAssigner",
     "GraphTables",

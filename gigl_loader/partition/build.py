@@ -29,6 +29,7 @@ from gigl_loader.partition.steps.relations import read_relations, reverses_of
 from gigl_loader.partition.steps.splits import hold_out_edges
 from gigl_loader.partition.steps.text_ids import number_text_ids
 from gigl_loader.partition.steps.unknown_ids import add_unknown_nodes, directories_of, unknown_ids
+from gigl_loader.partition.steps.vocabularies import encode_columns
 from gigl_loader.partition.table import GraphTables, OptionsNeeded, of_relation
 from gigl_loader.partition.views import MissingValues, missing_anywhere
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from gigl_loader.graph.ids import TextIds
     from gigl_loader.partition.executors import Executor
     from gigl_loader.partition.runner import TaskTotals
+    from gigl_loader.partition.steps.vocabularies import Vocabularies
 
 logger = logging.getLogger(__name__)
 
@@ -125,9 +127,11 @@ def _all_tables(tables: GraphTables) -> Iterator[Table]:
 
 
 def _build(job: Job, given: GraphTables, assigner: Assigner | GraphAssigner) -> GraphSchema:
-    numbered, texts = number_text_ids(job, given)
+    encoded, vocabularies = encode_columns(job, given)
+    numbered, texts = number_text_ids(job, encoded)
     try:
-        return _write_graph(job, _with_known_ids(job, given, numbered, texts), given, texts, assigner)
+        tables = _with_known_ids(job, given, numbered, texts)
+        return _write_graph(job, tables, assigner, given=given, texts=texts, vocabularies=vocabularies)
     except UnknownIds as error:
         lines = unknown_ids(given, texts, directories_of(job, numbered))
         raise OptionsNeeded(lines or [str(error)], ["--unknown-ids", "drop"]) from error
@@ -150,9 +154,11 @@ def _with_known_ids(
 def _write_graph(
     job: Job,
     numbered: GraphTables,
+    assigner: Assigner | GraphAssigner,
+    *,
     given: GraphTables,
     texts: Mapping[NodeType, TextIds],
-    assigner: Assigner | GraphAssigner,
+    vocabularies: Vocabularies,
 ) -> GraphSchema:
     relations = read_relations(job, numbered)
     tables = quantize_columns(job, hold_out_edges(job, numbered))
@@ -162,8 +168,13 @@ def _write_graph(
     for node_type in tables.node_types:
         built, directories[node_type] = build_nodes(job, tables, node_type, owners)
         times = tables.times.get(node_type, ())
-        nodes[node_type] = replace(built, text_ids=node_type in texts, times=times)
+        words = vocabularies.get(node_type, {})
+        nodes[node_type] = replace(built, text_ids=node_type in texts, times=times, vocabularies=words)
     edges, labels = _write_lists(job, tables, relations, nodes, directories)
+    for kind, words in vocabularies.items():
+        if not isinstance(kind, str):
+            for made in _types_of(kind, relations):
+                edges[made] = replace(edges[made], vocabularies=words)
     for kind, reverse in reverses_of(tables.reverses, relations).items():
         edges[kind] = replace(edges[kind], reverse=reverse)
     schema = GraphSchema(
@@ -223,8 +234,7 @@ def _write_lists(
             ),
             outward=name in tables.labels,
         )
-        types = [of_relation(kind, text) for text in relations[kind]] if kind in relations else [kind]
-        for each, (listed, built) in zip(types, found.items(), strict=True):
+        for each, (listed, built) in zip(_types_of(kind, relations), found.items(), strict=True):
             if built.split_counts is not None:
                 counts.setdefault(each, Counter()).update(built.split_counts)
             if name in tables.labels:
@@ -236,6 +246,11 @@ def _write_lists(
         assert rule is not None
         edges[each] = replace(edges[each], splits=replace(rule, counts=dict(of_splits)))
     return edges, labels
+
+
+def _types_of(kind: EdgeType, relations: Mapping[EdgeType, Sequence[str]]) -> list[EdgeType]:
+    """Return the edge types that a table makes."""
+    return [of_relation(kind, text) for text in relations[kind]] if kind in relations else [kind]
 
 
 def _tell_left_out(

@@ -57,12 +57,16 @@ def check_tables(tables: GraphTables) -> None:
     _find_unkept_columns(tables, faults)
     if faults.problems:
         raise OptionsNeeded(faults.problems, [] if faults.hopeless else faults.options)
+    encoded = tables.encodings
     nodes = {
-        node_type: data_columns(each.rows, NODE_ROLES)
+        node_type: {*data_columns(each.rows, NODE_ROLES), *encoded.get(node_type, ())}
         for node_type, each in tables.nodes.items()
         if each.rows is not None
     }
-    edges = {kind: data_columns(each, edge_roles(kind)) for kind, each in tables.edges.items()}
+    edges = {
+        kind: {*data_columns(each, edge_roles(kind)), *encoded.get(kind, ())}
+        for kind, each in tables.edges.items()
+    }
     check_column_names(nodes, edges, homogeneous=tables.homogeneous)
 
 
@@ -180,7 +184,8 @@ def _find_unkept_columns(tables: GraphTables, faults: _Faults) -> None:
     given |= {kind: (table, edge_roles(kind)) for kind, table in tables.edges.items()}
     dropped: dict[str, None] = {}
     for kind, (table, roles) in given.items():
-        unkept = unkept_columns(table, (*roles, *faults.renamed.get(kind, ())))
+        kept = (*faults.renamed.get(kind, ()), *tables.encodings.get(kind, ()))
+        unkept = unkept_columns(table, (*roles, *kept))
         for name, held in unkept.items():
             what = f"holds {held}, not numbers" if name else "has no name"
             faults.problems.append(f"{table.name}, column {name!r}: {what}")

@@ -104,6 +104,18 @@ class ArrayTable:
         return f"{self.name}, column {column!r}, row {self._first_row + row}"
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Encoding:
+    """Integers in place of the texts of a column."""
+
+    one_hot: bool = False
+    """Store vectors of float32 with a 1 at the place of the integer."""
+    other: bool = False
+    """Texts that are not among ``texts`` get a number of their own, called ``other``."""
+    texts: tuple[str, ...] | None = None
+    """Vocabulary to use, such as that of another graph. ``None``: the texts of the column."""
+
+
 @dataclass(frozen=True, slots=True)
 class NodeTable:
     """The nodes of one type: a table, or only their number, or neither."""
@@ -154,6 +166,11 @@ class GraphTables:
     """Columns of nodes and edges that are stored quantised: see ``read_quantize``."""
     reverses: Mapping[EdgeType, EdgeType] = field(default_factory=dict)
     """Types that hold the edges of others the other way round: loaders exclude both together."""
+    encode: Mapping[NodeType | EdgeType, Mapping[str, Encoding]] = field(default_factory=dict)
+    """Columns of texts that are stored as integers, by type. Labels (``y`` of nodes, ``label`` of edges) that
+    are texts need not be named."""
+    texts_encoded: bool = False
+    """No column of texts is left to encode."""
     unknown_ids: Literal["error", "drop", "add"] = "error"
     """What becomes of ids that the node table of their type does not have: ``"drop"`` leaves out the edges,
     labels and members of splits, ``"add"`` adds nodes, with the fills of the table's columns."""
@@ -181,6 +198,10 @@ class GraphTables:
             if name not in known_splits:
                 known = ", ".join(sorted(known_splits)) or "none: split edges first"
                 raise ValueError(f"message edges: no split {name!r} of edges; known: {known}")
+        self._check_columns()
+
+    def _check_columns(self) -> None:
+        """Raise ``ValueError`` for columns that cannot be what they are declared as."""
         for edge_type, names in self.weights.items():
             for name in names:
                 kind = self.edges[edge_type].columns.get(name)
@@ -194,10 +215,30 @@ class GraphTables:
                 check_time_column(column, name, of if table is None else table.name)
         for each, columns in self.quantize.items():
             self._check_quantized(each, columns)
+        for each, encodings in self.encode.items():
+            columns_of = known_columns(self.nodes, self.edges).get(each, {})
+            if wrong := [name for name in encodings if columns_of.get(name) != TEXT]:
+                raise ValueError(f"{each} has no column {wrong[0]!r} of texts to encode")
+
+    @property
+    def encodings(self) -> dict[NodeType | EdgeType, dict[str, Encoding]]:
+        """All columns that are encoded, with the labels that are."""
+        found: dict[NodeType | EdgeType, dict[str, Encoding]] = {}
+        kinds: list[NodeType | EdgeType] = [*self.nodes, *self.edges]
+        for kind in kinds if not self.texts_encoded else ():
+            table = self._table(kind)
+            label = "y" if isinstance(kind, str) else "label"
+            by_default = {label: Encoding()} if table is not None and table.columns.get(label) == TEXT else {}
+            if each := by_default | dict(self.encode.get(kind, {})):
+                found[kind] = each
+        return found
+
+    def _table(self, kind: NodeType | EdgeType) -> Table | None:
+        return self.nodes.get(kind, NodeTable()).rows if isinstance(kind, str) else self.edges.get(kind)
 
     def _check_quantized(self, kind: NodeType | EdgeType, columns: Mapping[str, Quantization]) -> None:
         """Raise ``ValueError`` for a column that cannot be quantised."""
-        table = self.nodes.get(kind, NodeTable()).rows if isinstance(kind, str) else self.edges.get(kind)
+        table = self._table(kind)
         if table is None:
             raise ValueError(f"no table of type {kind} has columns to quantise")
         roles = NODE_ROLES if isinstance(kind, str) else edge_roles(kind)
@@ -247,6 +288,7 @@ class GraphTables:
             [(kind, count, sorted(fractions.items())) for kind, count, fractions, _, _ in nodes],
             sorted((kind, repr(each)) for kind, each in self.splits.items()),
             (sorted(self.weights.items()), _sorted(self.times), repr(self.quantize)),
+            sorted((str(kind), sorted(each.items())) for kind, each in self.encodings.items()),
             (sorted(self.reverses.items()), self.unknown_ids, self.duplicates, self.self_loops),
         )
         return hashlib.sha256(repr((found, options)).encode()).hexdigest()

@@ -266,7 +266,7 @@ def with_reverse_edges(
                 wanted.setdefault(kind, kind if kind[0] == kind[2] else reverse_of(kind))
     edges = dict(tables.edges)
     weights, times, splits = dict(tables.weights), dict(tables.times), dict(tables.splits)
-    quantize = dict(tables.quantize)
+    quantize, encode = dict(tables.quantize), dict(tables.encode)
     for kind, reverse in wanted.items():
         _check_reverse(tables, kind, reverse)
         if rule := splits.get(kind, splits.get(reverse)):
@@ -281,9 +281,18 @@ def with_reverse_edges(
             times[reverse] = times[kind]
         if kind in quantize:
             quantize[reverse] = quantize[kind]
+        if kind in encode:
+            encode[reverse] = encode[kind]
     declared = {reverse: kind for kind, reverse in wanted.items()} | wanted
     return replace(
-        tables, edges=edges, weights=weights, times=times, splits=splits, quantize=quantize, reverses=declared
+        tables,
+        edges=edges,
+        weights=weights,
+        times=times,
+        splits=splits,
+        quantize=quantize,
+        encode=encode,
+        reverses=declared,
     )
 
 

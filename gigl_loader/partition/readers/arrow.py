@@ -53,16 +53,20 @@ def kind_of(dtype: Any, width: int = 0) -> Kind:
         inner = kind_of(dtype.value_type)
         size = dtype.list_size if pa.types.is_fixed_size_list(dtype) else width
         return replace(inner, shape=(size, *inner.shape)) if isinstance(inner, Column) else str(dtype)
-    if _is_text(dtype):
+    if pa.types.is_dictionary(dtype):
+        return kind_of(dtype.value_type)
+    if pa.types.is_string(dtype) or pa.types.is_large_string(dtype):
         return TEXT
-    return Column(_NUMBERS[dtype]) if dtype in _NUMBERS else str(dtype)
+    number = "F64" if pa.types.is_decimal(dtype) else _NUMBERS.get(dtype)
+    return str(dtype) if number is None else Column(number)
 
 
 def to_numpy(array: Any, kind: Kind, where: Where) -> Array:
     """Return the rows of an Arrow array. ``where(row)`` names a row of it for a message.
 
     Timestamps and dates become nanoseconds since 1970-01-01 UTC; those without a time zone count as UTC.
-    Missing texts become empty, missing numbers are masked (``np.ma``), as are all numbers of a missing list.
+    Decimal numbers become float64. Missing texts become empty, missing numbers are masked (``np.ma``), as are
+    all numbers of a missing list.
     """
     if not isinstance(kind, Column):
         if pa.types.is_dictionary(array.type):
@@ -79,16 +83,14 @@ def to_numpy(array: Any, kind: Kind, where: Where) -> Array:
     return values if isinstance(values, np.ma.MaskedArray) else np.ascontiguousarray(values)
 
 
-def _is_text(dtype: Any) -> bool:
-    if pa.types.is_dictionary(dtype):
-        return _is_text(dtype.value_type)
-    return bool(pa.types.is_string(dtype) or pa.types.is_large_string(dtype))
-
-
 def _values(array: Any, shape: tuple[int, ...], where: Where) -> Array:
     """Return all numbers of an array with rows of that shape, row after row."""
     if isinstance(array.type, pa.BaseExtensionType):
         return _values(array.storage, (math.prod(shape),) if shape else (), where)
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_decimal(array.type):
+        array = array.cast(pa.float64())
     if is_ragged(array.type) or pa.types.is_fixed_size_list(array.type):
         if array.null_count:
             return _values_of_some(array, shape, where)
