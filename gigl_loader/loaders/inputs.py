@@ -354,10 +354,7 @@ def _typed_links(schema: GraphSchema, value: Any) -> tuple[EdgeType, Any]:
     if isinstance(value, tuple) and len(value) == 2 and is_edge_type(value[0]):
         return link_type(schema, value[0], "edge_label_index"), value[1]
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
-        raise TypeError(
-            "edge_label_index as a tuple must be (edge type, links), where an edge type is (source, "
-            f"relation, destination), got {value[0]!r}"
-        )
+        raise TypeError(f"edge_label_index as a tuple must be (edge type, links), got {value[0]!r} as type")
     known = [HOMOGENEOUS_EDGE] if schema.homogeneous else list(schema.edges)
     if len(known) == 1:
         return known[0], value
@@ -368,8 +365,10 @@ def _typed_links(schema: GraphSchema, value: Any) -> tuple[EdgeType, Any]:
 def link_type(schema: GraphSchema, value: Any, what: str) -> EdgeType:
     """Return the type of links that a user named: any between node types, an edge type of the graph or not.
 
-    The ends of an edge type the other way round, under its own relation, are refused as a mistake.
+    Node types that no edge type joins have links ``"to"``, as in PyG. An edge type turned round is refused.
     """
+    if is_edge_type(value) and len(value) == 2 and not {value, value[::-1]} & {e[::2] for e in schema.edges}:
+        value = (value[0], "to", value[1])
     joins_nodes = is_edge_type(value) and len(value) == 3 and {value[0], value[2]} <= schema.nodes.keys()
     is_new = joins_nodes and value[::-1] not in schema.edges
     return known_edge_type({*schema.edges, value} if is_new else schema.edges, value, what)

@@ -309,7 +309,8 @@ def read_num_neighbors(schema: GraphSchema, num_neighbors: Any) -> dict[EdgeType
     if not isinstance(given, Mapping) and hasattr(given, "default"):
         given, default = given.values, given.default
     if not isinstance(given, Mapping):
-        return dict.fromkeys(schema.edges, _fanouts(given, "num_neighbors"))
+        is_needless = given == [] and not schema.edges
+        return {} if is_needless else dict.fromkeys(schema.edges, _fanouts(given, "num_neighbors"))
     found = {
         kind: _fanouts(fanouts, f"num_neighbors of {kind}")
         for kind, fanouts in by_edge_type(schema.edges, given, "num_neighbors").items()

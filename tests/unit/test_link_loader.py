@@ -298,6 +298,9 @@ def test_a_graph_may_have_no_edge(mode: str) -> None:
         assert _pairs(batch, ends)[:2] == [(5, 7), (1, 7)]
         assert batch.edge_index.shape == (2, 0)
         assert torch.equal(batch.x, data.x[batch.n_id])
+    data = HeteroData({"a": {"num_nodes": 9}})
+    [batch] = _batches(DistDataset.from_pyg(data), [], (("a", "a"), links), batch_size=2)
+    assert batch["a"].n_id[batch["a", "a"].edge_label_index].tolist() == links.tolist()
     with pytest.raises(ValueError, match=r"unknown edge type \('node', 'to', 'node'\); known: none"):
         _first(DistDataset.from_pyg(Data(x=torch.rand(9, 2))), [2])
 
