@@ -176,9 +176,12 @@ def test_a_graph_without_edges_and_features_works(graph: Data) -> None:
 def test_all_kinds_of_input_give_the_same_seeds(dataset: DistDataset) -> None:
     mask = DATA.train_mask
     ids = mask.nonzero().flatten()
-    kinds = ["train", ids, ids.int(), ids.numpy(), ids.tolist(), mask, ("node", ids), ("node", "train")]
-    runs = [[batch.n_id.tolist() for batch in _loader(dataset, nodes=kind, batch_size=50)] for kind in kinds]
-    assert all(run == runs[0] for run in runs)
+    kinds = [mask, "train", ids, ids.int(), ids.numpy(), ids.tolist(), ("node", ids), ("node", "train")]
+    runs = [list(_loader(dataset, nodes=kind, batch_size=50)) for kind in kinds]
+    assert all(torch.equal(torch.cat([batch.batch for batch in run]), ids) for run in runs)
+    # Nodes of a mask have other places in the input than nodes of a list, so that other neighbours are drawn.
+    masked, *listed = ([batch.n_id.tolist() for batch in run] for run in runs)
+    assert all(run == listed[0] != masked for run in listed)
     assert sum(len(batch.batch) for batch in _loader(dataset, nodes=None, batch_size=50)) == 300
 
 
