@@ -229,14 +229,14 @@ def reversed_edge_types(edge_types: Iterable[EdgeType]) -> dict[EdgeType, EdgeTy
 
 
 def reverse_types(schema: GraphSchema) -> dict[EdgeType, EdgeType]:
-    """Return the reverse of each edge type that has one in the graph, as PyG finds it.
+    """Return the reverse of each edge type that has one in the graph: a declared one, else as PyG finds it.
 
-    It is the type itself where both ends are of one node type and there is no ``rev_`` type. No two types
-    have the same reverse.
+    PyG takes the ``rev_`` type, or the type itself where there is none and both ends are of one node type.
     """
     reverses = reversed_edge_types(schema.edges)
     own = {each: each for each in schema.edges if each[0] == each[2]}
-    return own | {each: reverses[each] for each in schema.edges if reverses[each] in schema.edges}
+    named = {each: reverses[each] for each in schema.edges if reverses[each] in schema.edges}
+    return {**own, **named, **schema.reverses}
 
 
 def _merged_array(edge_type: EdgeType, reverse: EdgeType) -> FrameArray:

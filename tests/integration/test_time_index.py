@@ -25,8 +25,9 @@ def _files(path: Path) -> dict[str, bytes]:
     return {str(each.relative_to(path)): each.read_bytes() for each in path.rglob("*") if each.is_file()}
 
 
-def _build(path: Path, **options: Any) -> GraphSchema:
-    return build_graph(tables_from_pyg(weighted(), **options), path, num_partitions=2, assigner="hash")
+def _build(path: Path, data: Any = None, **options: Any) -> GraphSchema:
+    tables = tables_from_pyg(weighted() if data is None else data, **options)
+    return build_graph(tables, path, num_partitions=2, assigner="hash")
 
 
 @pytest.mark.parametrize("of", ["edges", "nodes"])
@@ -46,11 +47,16 @@ def test_a_graph_that_is_indexed_is_the_graph_that_was_built_with_the_times(
     assert f"times: {column}" in run_here("inspect", str(plain), "--verify").stdout
 
 
-def test_weights_that_are_added_are_indexed_in_time_too(tmp_path: Path) -> None:
-    added, built = tmp_path / "added", tmp_path / "built"
-    _build(added, time_attr={EDGE: "t", "node": "born"})
+@pytest.mark.parametrize("columns", [False, True])
+def test_weights_that_are_added_are_indexed_in_time_too(tmp_path: Path, *, columns: bool) -> None:
+    """Also where they and the times are columns of a matrix, [N, 1], and the times are no int64."""
+    added, built, data = tmp_path / "added", tmp_path / "built", weighted()
+    if columns:
+        data.w, data.t, data.born = (each.view(-1, 1) for each in (data.w, data.t.int(), data.born.short()))
+    _build(added, data)
+    add_indexes(added, times={EDGE: ("t",), "node": ("born",)})
     add_indexes(added, weights={EDGE: ("w",)})
-    _build(built, weight_attr="w", time_attr={EDGE: "t", "node": "born"})
+    _build(built, data, weight_attr="w", time_attr={EDGE: "t", "node": "born"})
     assert _files(added) == _files(built)
     assert len([name for name in _files(built) if name.endswith("/w.safetensors")]) == 2 * 3
 

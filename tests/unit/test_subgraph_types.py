@@ -34,7 +34,7 @@ from gigl_loader.graph.schema import EdgeSplits
 from gigl_loader.loaders.collate import Collator
 from gigl_loader.loaders.transfer import HostTensors, PackedTensors, ReusedMemory
 from gigl_loader.native import Adjacency, build_adjacency, induced_edges
-from gigl_loader.partition import build_graph, tables_from_pyg
+from gigl_loader.partition import build_graph, tables_from_pyg, with_reverse_edges
 from gigl_loader.sampling.costs import BatchBounds, TooManyEdges
 from gigl_loader.sampling.khop import KHop
 from tests.support import oracle
@@ -306,6 +306,22 @@ def test_types_without_a_reverse_are_refused_unless_they_are_skipped() -> None:
             batch[buys].edge_index.unique(dim=1), batch[bought].edge_index.flip(0).unique(dim=1)
         )
         assert batch["user", "follows", "user"].edge_index.shape == (2, 0)
+
+
+def test_a_declared_reverse_needs_no_name_of_pyg() -> None:
+    data = HeteroData()
+    data["user"].num_nodes, data["item"].num_nodes = 9, 7
+    data[LIKES].edge_index = torch.stack([torch.arange(60) % 9, torch.arange(60) % 7])
+    folder = MemoryFolder()
+    liked = ("item", "liked_by", "user")
+    build_graph(with_reverse_edges(tables_from_pyg(data), {LIKES: liked}), folder)
+    dataset = DistDataset(Graph.open(folder))
+    options: Any = {**OPTIONS, "batch_size": 3, "subgraph_type": "bidirectional"}
+    with DistNeighborLoader(dataset, [2, 2], ("item", None), **options) as loader:
+        batch = next(iter(loader))
+    pairs = batch[LIKES].edge_index
+    assert pairs.shape[1] > 4
+    assert torch.equal(pairs.flip(0).unique(dim=1), batch[liked].edge_index.unique(dim=1))
 
 
 def test_columns_that_the_reverse_type_lacks_are_left_out_and_named(caplog: pytest.LogCaptureFixture) -> None:
