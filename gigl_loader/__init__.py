@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         KHopNeighborSamplerOptions as KHopNeighborSamplerOptions,
     )
     from gigl_loader.sampling.plans.neighbor import LaborSamplerOptions as LaborSamplerOptions
+    from gigl_loader.sampling.plans.ppr import PPRMetaPath as PPRMetaPath
     from gigl_loader.sampling.plans.ppr import PPRSamplerOptions as PPRSamplerOptions
     from gigl_loader.sampling.plans.walks import RandomWalkSamplerOptions as RandomWalkSamplerOptions
     from gigl_loader.shared import SharedTensors as SharedTensors
@@ -45,6 +46,7 @@ _HOMES = {
     "KHopNeighborSamplerOptions": "gigl_loader.sampling.plans.neighbor",
     "LaborSamplerOptions": "gigl_loader.sampling.plans.neighbor",
     "NegativeSampling": "gigl_loader.loaders.link",
+    "PPRMetaPath": "gigl_loader.sampling.plans.ppr",
     "PPRSamplerOptions": "gigl_loader.sampling.plans.ppr",
     "RandomWalkSamplerOptions": "gigl_loader.sampling.plans.walks",
     "SamplingError": "gigl_loader.errors",
@@ -70,6 +72,7 @@ __all__ = [
     "KHopNeighborSamplerOptions",
     "LaborSamplerOptions",
     "NegativeSampling",
+    "PPRMetaPath",
     "PPRSamplerOptions",
     "RandomWalkSamplerOptions",
     "SamplingError",

@@ -297,7 +297,7 @@ class GraphQueries:
             May be left out where there is one type only, or a supervision type is given.
         ``supervision_edge_type``
             (anchor type, relation, label type): a label set, or an edge type, whose edges are the positive
-            labels. May be left out in a graph of one edge type.
+            labels. May be left out where the graph has one label set, or none and one edge type.
 
         ``ValueError`` for an unknown type, split or share.
         """
@@ -321,11 +321,7 @@ class GraphQueries:
 
     def _supervision_type(self, anchor_type: NodeType | None, given: Any) -> EdgeType:
         known = sorted({*self.schema.edges, *self.schema.label_types})
-        if given is None:
-            if len(known) != 1:
-                listed = ", ".join(map(str, known)) or "none"
-                raise ValueError(f"supervision_edge_type must be one of {listed}")
-            given = known[0]
+        given = self.schema.supervision_type if given is None else given
         found = known_edge_type(known, given, "supervision_edge_type")
         if anchor_type not in (None, found[0]):
             raise ValueError(f"{found} leads from {found[0]!r}, not from anchors of type {anchor_type!r}")

@@ -47,6 +47,15 @@ STORAGE_DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
 )
 """NumPy's view of each safetensors dtype. NumPy has no bfloat16: it is carried as its 16 bits."""
 
+
+def as_float64(values: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.float64]:
+    """Return numbers, [N] or [N, 1], that are stored as a safetensors dtype as float64 [N]."""
+    values = values.reshape(-1)
+    if dtype == "BF16":
+        return (values.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
+    return values.astype(np.float64)
+
+
 MAX_HEADER_BYTES = 16 << 20
 """A header of a file beyond this is refused. 16 MiB holds about 100,000 arrays. What arrives from another
 process has lower limits: ``Layout.parse`` is told."""

@@ -15,8 +15,8 @@ float RoundedDown(double score) {
 
 }  // namespace
 
-PprNodes::PprNodes(std::vector<NodeTypePlan> types) : types_(std::move(types)), firsts_{0} {
-  for (const NodeTypePlan& type : types_) firsts_.push_back(firsts_.back() + type.count);
+PprNodes::PprNodes(std::vector<NodeTypePlan> states) : states_(std::move(states)), firsts_{0} {
+  for (const NodeTypePlan& state : states_) firsts_.push_back(firsts_.back() + state.count);
 }
 
 void ForwardPush::Begin(int64_t key, const PprRule& rule) {
@@ -49,45 +49,52 @@ void ForwardPush::Rehash(size_t num_slots) {
   }
 }
 
-std::span<const PprNeighbor> ForwardPush::Select(const PprNodes& nodes, const PprRule& rule) {
-  const auto before = [&](const Ranked& a, const Ranked& b) {
-    if (a.score != b.score) return a.score > b.score;
-    const int64_t keys[] = {entries_[a.entry].key, entries_[b.entry].key};
-    const int types[] = {nodes.TypeOf(keys[0]), nodes.TypeOf(keys[1])};
-    if (types[0] != types[1]) return types[0] < types[1];
-    return nodes.IdOf(types[0], keys[0] - nodes.first(types[0])) < nodes.IdOf(types[1], keys[1] - nodes.first(types[1]));
+void ForwardPush::Select(const PprNodes& nodes, const PprRule& rule, int64_t twin, std::vector<Buffer<PprNeighbor>>& kept) {
+  const size_t most = static_cast<size_t>(rule.max_nodes);
+  Entry* const entries = entries_.data();
+  const int64_t count = static_cast<int64_t>(entries_.size());
+  // Calls use(node type, state, position) for each entry that can be kept.
+  const auto for_each = [&](auto use) {
+    ForEachUnlessStopped(count, [&](int64_t i) {
+      const int state = nodes.StateOf(entries[i].key);
+      if (rule.states[state].kept && entries[i].key != twin) use(entries[i], state, rule.states[state].node_type);
+    });
+  };
+  if (twin >= 0) {  // Entry 0 is the seed.
+    ForEachUnlessStopped(count, [&](int64_t i) {
+      if (entries[i].key == twin) entries[0].score += entries[i].score;
+    });
+  }
+  const auto add = [&](const Entry& entry, int state, double score, Buffer<PprNeighbor>& to) {
+    const int64_t position = entry.key - nodes.first(state);
+    to.Push({position, nodes.IdOf(state, position), RoundedDown(score), entry.hop});
   };
   // Keeps the best of those from `begin` on.
-  const auto keep = [&](size_t begin) {
-    const size_t most = static_cast<size_t>(rule.max_nodes);
-    if (ranked_.size() <= most) return;
-    Ranked* const data = ranked_.data();
-    const auto select = [&](auto order) { std::nth_element(data + begin, data + most, data + ranked_.size(), order); };
-    SortUnlessStopped(static_cast<int64_t>(ranked_.size() - begin), before, select);
-    ranked_.Truncate(most);
+  const auto keep = [&](Buffer<PprNeighbor>& ranked, size_t begin) {
+    if (ranked.size() <= most) return;
+    PprNeighbor* const data = ranked.data();
+    const auto select = [&](auto order) { std::nth_element(data + begin, data + most, data + ranked.size(), order); };
+    SortUnlessStopped(static_cast<int64_t>(ranked.size() - begin), IsBefore, select);
+    ranked.Truncate(most);
   };
-  const std::span<const Entry> entries = entries_.view();
-  ranked_.Clear();
-  const int64_t count = static_cast<int64_t>(entries.size());
-  ForEachUnlessStopped(count, [&](int64_t i) {
-    if (entries[i].score > 0) ranked_.Push({RoundedDown(entries[i].score), static_cast<int32_t>(i)});
+  for (Buffer<PprNeighbor>& each : kept) each.Clear();
+  for_each([&](const Entry& entry, int state, int type) {
+    if (entry.score > 0) add(entry, state, entry.score, kept[type]);
   });
-  keep(0);
-  const size_t pushed = ranked_.size();
-  if (rule.top_up && pushed < static_cast<size_t>(rule.max_nodes)) {
-    ForEachUnlessStopped(count, [&](int64_t i) {
-      if (entries[i].score == 0) ranked_.Push({RoundedDown(entries[i].residual), static_cast<int32_t>(i)});
+  std::vector<size_t> pushed;
+  for (Buffer<PprNeighbor>& each : kept) {
+    keep(each, 0);
+    pushed.push_back(each.size());
+  }
+  if (rule.top_up) {
+    for_each([&](const Entry& entry, int state, int type) {
+      if (entry.score == 0 && pushed[type] < most) add(entry, state, entry.residual, kept[type]);
     });
-    keep(pushed);
   }
-  SortUnlessStopped(ranked_.data(), ranked_.data() + ranked_.size(), before);
-  kept_.Clear();
-  for (const Ranked& each : ranked_.view()) {
-    const Entry& entry = entries_[each.entry];
-    const int type = nodes.TypeOf(entry.key);
-    kept_.Push({type, entry.key - nodes.first(type), each.score, entry.hop});
+  for (size_t type = 0; type < kept.size(); ++type) {
+    if (kept[type].size() > pushed[type]) keep(kept[type], pushed[type]);
+    SortUnlessStopped(kept[type].data(), kept[type].data() + kept[type].size(), IsBefore);
   }
-  return kept_.view();
 }
 
 }  // namespace gigl

@@ -16,36 +16,56 @@
 
 namespace gigl {
 
-// How far a push goes, and what is kept of it.
+// The nodes of one type as the pushes of a channel see them at one step: each state has edges of its own.
+struct PprState {
+  int node_type;
+  bool kept;  // its nodes are neighbours; else they are passed on the way
+};
+
+// The edges of one type that lead from the nodes of a state to those of another.
+struct PprEdges {
+  int state;
+  int next_state;
+  int edge_type;  // its number
+};
+
+// How far pushes go, along which edges, and what is kept of them. A channel has states and edges of its own, and a push
+// for each seed.
 struct PprRule {
   double alpha;         // probability of a return to the seed
   double eps;           // a residual is pushed where it exceeds alpha * eps * degree
-  int64_t max_nodes;    // kept of a seed, over all types
+  int64_t max_nodes;    // kept of a seed and node type
   bool top_up;          // fill free places with the nodes of the largest residuals
   int32_t max_neighbors;  // taken of a list
   int64_t max_rounds;
+  bool weighted;  // neighbours are passed shares in proportion to their weights
+  std::vector<PprState> states;
+  std::vector<PprEdges> edges;           // those of a state in the order of a node's neighbours
+  std::vector<std::vector<int>> starts;  // by channel and node type: the state of a seed; -1 where no seed has the type
+  std::vector<int64_t> shares;           // by channel: of max_nodes
+
+  int num_channels() const { return static_cast<int>(starts.size()); }
 };
 
-// All nodes of a graph, numbered through its types: node `position` of type t has the key first(t) + position.
+// All nodes of the states, numbered through: node `position` of state s has the key first(s) + position.
 class PprNodes {
  public:
-  explicit PprNodes(std::vector<NodeTypePlan> types);
+  explicit PprNodes(std::vector<NodeTypePlan> states);
 
-  int num_types() const { return static_cast<int>(types_.size()); }
-  int64_t first(int type) const { return firsts_[type]; }
-  int64_t count(int type) const { return types_[type].count; }
-  int TypeOf(int64_t key) const {
-    int type = 0;
-    while (key >= firsts_[type + 1]) ++type;
-    return type;
+  int64_t first(int state) const { return firsts_[state]; }
+  int64_t count(int state) const { return states_[state].count; }
+  int StateOf(int64_t key) const {
+    int state = 0;
+    while (key >= firsts_[state + 1]) ++state;
+    return state;
   }
-  int64_t IdOf(int type, int64_t position) const {
-    const int64_t* const ids = types_[type].ids;
+  int64_t IdOf(int state, int64_t position) const {
+    const int64_t* const ids = states_[state].ids;
     return ids == nullptr ? position : ids[position];
   }
 
  private:
-  std::vector<NodeTypePlan> types_;
+  std::vector<NodeTypePlan> states_;
   std::vector<int64_t> firsts_;  // and the number of all nodes
 };
 
@@ -58,28 +78,32 @@ struct PprDegree {
 // A node whose residual is pushed, or may be.
 struct PprNode {
   int32_t entry;
-  int32_t type;
+  int32_t state;
   int64_t position;
   int64_t id;
   int64_t degree;
 };
 
-// One of the nodes that are kept of a seed.
+// A node that is kept of a seed.
 struct PprNeighbor {
-  int type;
   int64_t position;
+  int64_t id;
   float score;
   int32_t hop;
 };
 
+// By descending score, ties by ascending node id.
+inline bool IsBefore(const PprNeighbor& a, const PprNeighbor& b) { return a.score != b.score ? a.score > b.score : a.id < b.id; }
+
 // The push of one seed, round after round. Memory is kept from seed to seed: an open-addressing table from keys
 // to entries, which is emptied by counting on.
 //
-// `Lists` answers for the adjacency lists of nodes, given by type and position:
-//   void FetchDegree(type, position), void FetchLists(type, position): prefetch
-//   PprDegree Degree(type, position)
-//   void Want(type, position, int32_t fanout): so many neighbours of each list are to be known, and are not
-//   void Visit(type, position, id, degree, found): calls found(key) for every neighbour that is taken
+// `Lists` answers for the adjacency lists of nodes, given by state and position:
+//   void FetchDegree(state, position), void FetchLists(state, position): prefetch
+//   PprDegree Degree(state, position)
+//   void Want(state, position, int32_t fanout): so many neighbours of each list are to be known, and are not
+//   void Visit(state, position, id, degree, double passed, found): calls found(key, share) for every neighbour that
+//     is taken, but for edges that are excluded: what they would carry is lost
 class ForwardPush {
  public:
   // Starts with all of the residual at a node.
@@ -98,12 +122,12 @@ class ForwardPush {
     return true;
   }
 
-  // The nodes that are kept, in their order. Valid until the next call.
-  std::span<const PprNeighbor> Select(const PprNodes& nodes, const PprRule& rule);
+  // The nodes that are kept, by node type, each in their order. `twin`: the key under which the seed is found again in
+  // another state that is kept, else -1; it is one node with the seed.
+  void Select(const PprNodes& nodes, const PprRule& rule, int64_t twin, std::vector<Buffer<PprNeighbor>>& kept);
 
   size_t nbytes() const {
-    return slots_.capacity() * sizeof(Slot) + entries_.nbytes() + changed_.nbytes() + due_.nbytes() + ranked_.nbytes() +
-           kept_.nbytes();
+    return slots_.capacity() * sizeof(Slot) + entries_.nbytes() + changed_.nbytes() + due_.nbytes();
   }
 
  private:
@@ -117,10 +141,6 @@ class ForwardPush {
   struct Slot {
     uint32_t tag;
     uint32_t number;  // of the entry, from base_ on; below it the slot is empty
-  };
-  struct Ranked {
-    float score;
-    int32_t entry;
   };
   static constexpr size_t kMinSlots = 32;
   static constexpr int64_t kEdgesPerNode = 2;  // 146 bytes at most, where an edge of a batch stands for 64
@@ -136,29 +156,29 @@ class ForwardPush {
       const int32_t entry = changed_[i];
       const Entry& at = entries_.data()[entry];
       if (round_ > 0 && !(at.residual > limit)) return;
-      const int type = nodes.TypeOf(at.key);
-      due_.Push({entry, type, at.key - nodes.first(type), 0, 0});
+      const int state = nodes.StateOf(at.key);
+      due_.Push({entry, state, at.key - nodes.first(state), 0, 0});
     });
     bool known = true;
     WorkCounter work;
     PprNode* const due = due_.data();
     const int64_t count = static_cast<int64_t>(due_.size());
     PprNode* end = due;
-    for (int64_t i = 0; i < std::min(kDegreesAhead, count); ++i) lists.FetchDegree(due[i].type, due[i].position);
+    for (int64_t i = 0; i < std::min(kDegreesAhead, count); ++i) lists.FetchDegree(due[i].state, due[i].position);
     for (int64_t i = 0; i < count; ++i) {
-      if (i + kDegreesAhead < count) lists.FetchDegree(due[i + kDegreesAhead].type, due[i + kDegreesAhead].position);
+      if (i + kDegreesAhead < count) lists.FetchDegree(due[i + kDegreesAhead].state, due[i + kDegreesAhead].position);
       work.Add(4);
       PprNode node = due[i];
       const double residual = entries_.data()[node.entry].residual;
-      const PprDegree degree = lists.Degree(node.type, node.position);
+      const PprDegree degree = lists.Degree(node.state, node.position);
       // The seed is pushed whatever its degree.
       if (round_ > 0 && !(residual > limit * static_cast<double>(std::max<int64_t>(degree.count, 1)))) continue;
       if (!degree.whole) {
-        lists.Want(node.type, node.position, round_ > 0 ? Fanout(residual, limit, rule) : rule.max_neighbors);
+        lists.Want(node.state, node.position, round_ > 0 ? Fanout(residual, limit, rule) : rule.max_neighbors);
         known = false;
       }
       node.degree = degree.count;
-      node.id = nodes.IdOf(node.type, node.position);
+      node.id = nodes.IdOf(node.state, node.position);
       *end++ = node;
     }
     due_.Truncate(end - due);
@@ -181,13 +201,13 @@ class ForwardPush {
     PprNode* const due = due_.data();
     const int64_t count = static_cast<int64_t>(due_.size());
     SortUnlessStopped(due, due + count, [](const PprNode& a, const PprNode& b) {
-      return a.type != b.type ? a.type < b.type : a.id < b.id;
+      return a.state != b.state ? a.state < b.state : a.id < b.id;
     });
     ++round_;
     changed_.Clear();
-    for (int64_t i = 0; i < std::min(kListsAhead, count); ++i) lists.FetchLists(due[i].type, due[i].position);
+    for (int64_t i = 0; i < std::min(kListsAhead, count); ++i) lists.FetchLists(due[i].state, due[i].position);
     for (int64_t i = 0; i < count; ++i) {
-      if (i + kListsAhead < count) lists.FetchLists(due[i + kListsAhead].type, due[i + kListsAhead].position);
+      if (i + kListsAhead < count) lists.FetchLists(due[i + kListsAhead].state, due[i + kListsAhead].position);
       const PprNode& node = due[i];
       const int64_t most = (1 + kEdgesPerNode) * node.degree;  // if all of them are new
       if (most > room.left()) room.Take(most, 0);
@@ -198,8 +218,9 @@ class ForwardPush {
       at.residual = 0;
       at.score += residual;
       if (node.degree > 0) {
-        const double share = (1 - rule.alpha) * residual / static_cast<double>(node.degree);
-        lists.Visit(node.type, node.position, node.id, node.degree, [&](int64_t key) { Add(key, share); });
+        const double passed = (1 - rule.alpha) * residual;
+        lists.Visit(node.state, node.position, node.id, node.degree, passed,
+                    [&](int64_t key, double share) { Add(key, share); });
       }
       const int64_t added = static_cast<int64_t>(entries_.size() - reached);
       room.Take(std::max<int64_t>(node.degree, 1) + kEdgesPerNode * added, 0);
@@ -243,8 +264,6 @@ class ForwardPush {
   Buffer<Entry> entries_;
   Buffer<int32_t> changed_;  // entries that got residual in the latest round
   Buffer<PprNode> due_;
-  Buffer<Ranked> ranked_;
-  Buffer<PprNeighbor> kept_;
 };
 
 }  // namespace gigl

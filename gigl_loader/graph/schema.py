@@ -301,6 +301,18 @@ class GraphSchema:
             if relation.endswith("#positive")
         ]
 
+    @property
+    def supervision_type(self) -> EdgeType:
+        """The supervision type of a graph that has one label set, or no label set and one edge type.
+
+        ``ValueError`` lists what there is to choose from in every other graph.
+        """
+        known = self.label_types or list(self.edges)
+        if len(known) == 1:
+            return known[0]
+        listed = ", ".join(map(str, sorted({*known, *self.edges}))) or "none"
+        raise ValueError(f"supervision_edge_type must be one of {listed}")
+
     def label_lists(self, edge_type: EdgeType) -> dict[LabelSign, EdgeType]:
         """Return the lists that have the labels of a supervision type, by sign.
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -14,9 +14,14 @@ from gigl_loader.loaders.arguments import Fanouts, LoaderOptions, flag
 from gigl_loader.loaders.base import BaseDistLoader
 from gigl_loader.loaders.collate import Collator, seed_index
 from gigl_loader.loaders.inputs import SeedNodes, read_seed_nodes, timed_seeds
-from gigl_loader.loaders.neighbor import khop_arguments, sampler_arguments
+from gigl_loader.loaders.neighbor import (
+    attach_ppr,
+    attach_walks,
+    check_reverse_edge_types,
+    check_sampler_options,
+    sampler_arguments,
+)
 from gigl_loader.options import EdgeType, known_edge_type, whole_number
-from gigl_loader.sampling.khop import KHop
 from gigl_loader.sampling.plan import BatchPlan, SamplerOptions
 from gigl_loader.sampling.plans.ablp import (
     NUM_ANCHORS,
@@ -25,6 +30,8 @@ from gigl_loader.sampling.plans.ablp import (
     random_array,
 )
 from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions
+from gigl_loader.sampling.plans.ppr import PPR
+from gigl_loader.sampling.plans.walks import Walks
 from gigl_loader.sampling.request import SEED_TIME
 
 if TYPE_CHECKING:
@@ -58,14 +65,15 @@ class DistABLPLoader(BaseDistLoader):
     def __init__(
         self,
         dataset: Dataset,
-        num_neighbors: Fanouts,
+        num_neighbors: Fanouts | None,
         input_nodes: InputNodes = None,
         *,
-        supervision_edge_type: EdgeType | Sequence[EdgeType],
+        supervision_edge_type: EdgeType | Sequence[EdgeType] | None = None,
         max_labels_per_anchor: int | None = None,
         num_random_negatives: int = 0,
         as_dict: bool = False,
         exclude_targets: bool = True,
+        reverse_edge_types: Mapping[EdgeType, EdgeType] | None = None,
         replace: bool = False,
         with_edge: bool | None = None,
         weight_attr: str | None = None,
@@ -93,7 +101,8 @@ class DistABLPLoader(BaseDistLoader):
         ``supervision_edge_type``
             Supervision type, or several from one source type: ``(anchor type, relation, label type)``,
             outward, whatever the graph's ``edge_dir``. Labels are those of its label set (``labels`` of
-            ``DistDataset.from_pyg``, ``gigl-loader partition --labels``), else the edges of the type.
+            ``DistDataset.from_pyg``, ``gigl-loader partition --labels``), else the edges of the type. May be
+            left out where the graph has one label set, or none and one edge type.
         ``max_labels_per_anchor``
             Keep so many labels of an anchor and type, drawn anew each epoch. ``None``: all.
         ``num_random_negatives``
@@ -101,15 +110,25 @@ class DistABLPLoader(BaseDistLoader):
         ``as_dict``
             ``y_positive`` and ``y_negative`` as dicts of anchor to labels.
         ``exclude_targets``
-            Remove the sampled edges of the supervision type, and of its reverse (``rev_...``, or the type
-            itself in a graph of one type), that join an anchor with one of its labels in the batch.
+            Remove the sampled edges of the supervision type, and of its reverses (``rev_...`` and
+            ``reverse_edge_types``), that join an anchor with one of its labels in the batch, positive or
+            negative. In a homogeneous graph, its edges in both directions.
+        ``reverse_edge_types``
+            With ``exclude_targets``: for a supervision type, the edge type that holds its edges the other way
+            round, where it is not called ``rev_...``.
         ``sampler_options``
-            ``KHopNeighborSamplerOptions()`` or ``LaborSamplerOptions()``: anchors have neighbourhoods only.
+            Kind of sampler and its options: hops, ``LaborSamplerOptions()``, ``PPRSamplerOptions(...)`` or
+            ``RandomWalkSamplerOptions(...)``. PageRank and walks start at each distinct seed: anchors, labels
+            and random negatives. Batches have what those of :class:`DistNeighborLoader` have of them;
+            ``walks`` has rows by local seed, and is a dict by node type where seeds of several types have
+            walks. With ``exclude_targets``, PageRank passes nothing over the excluded edges, and walks end
+            before them.
         ``options``
             Those of :class:`LoaderOptions`. ``batch_size`` counts anchors.
         """
         self._input_nodes = input_nodes
         self._supervision = supervision_edge_type
+        self._reverse_edge_types = reverse_edge_types
         self._cap = (
             None
             if max_labels_per_anchor is None
@@ -130,7 +149,14 @@ class DistABLPLoader(BaseDistLoader):
             subgraph_type=subgraph_type,
         )
         self._input_time = input_time
-        self._sampling = khop_arguments(arguments, sampler_options, "labels of anchors")
+        self._sampling = arguments
+        self._sampler_options = check_sampler_options(sampler_options)
+        if not callable(getattr(sampler_options, "around", None)):
+            raise ValueError(
+                f"{sampler_options!r} samples around nodes: labels of anchors need "
+                "KHopNeighborSamplerOptions(), LaborSamplerOptions(), PPRSamplerOptions() or "
+                "RandomWalkSamplerOptions()"
+            )
         super().__init__(dataset, **options)
 
     def seed_nodes(self) -> SeedNodes:
@@ -148,20 +174,29 @@ class DistABLPLoader(BaseDistLoader):
     def sampling_plan(self, seed_type: Any, run_seed: int) -> BatchPlan:
         """Return which subgraph belongs to a batch."""
         schema = self.dataset.schema
+        known = {*schema.edges, *schema.label_types}
+        reverses = check_reverse_edge_types(self._reverse_edge_types, known, schema.edges) or {}
+        seed_types = list(dict.fromkeys([self._types[0][0], *(each[2] for each in self._types)]))
         plan = ABLPPlan(
             supervision=tuple(self._types),
-            hops=KHop.of(schema, self._sampling),
+            hops=self._sampler_options.around(schema, seed_types, self._sampling),  # type: ignore[attr-defined]
             max_labels=self._cap,
             random_negatives=self._num_random,
             exclude=self._exclude_targets,
+            reverses=tuple(sorted(pair for pair in reverses.items() if pair[0] in self._types)),
             with_times=self._sampling.with_times,
         )
-        plan.check_times(schema)
+        plan.check(schema)
         return BatchPlan(sampler=plan, run_seed=run_seed, columns=self.columns)
 
     def collate(self, tensors: FrameTensors) -> Any:
         """Return ``Data`` or ``HeteroData``. A subclass may extend it."""
         batch = self._collator(tensors)
+        plan = cast("ABLPPlan", self.plan.sampler)
+        if isinstance(plan.hops, PPR):
+            batch = attach_ppr(batch, tensors, plan.hops, plan.seed_types, self.dataset.schema)
+        elif isinstance(plan.hops, Walks):
+            batch = attach_walks(batch, tensors, plan.hops, self.dataset.schema)
         count = tensors.frame.counters[NUM_ANCHORS]
         anchor_type = self._types[0][0]
         seeds, node_ids = tensors.tensor("seeds"), tensors.of_nodes(anchor_type, "n_id")
@@ -197,14 +232,14 @@ class DistABLPLoader(BaseDistLoader):
 
     def _supervision_types(self) -> tuple[list[EdgeType], bool]:
         """Return the supervision types, ascending, and whether a list was given."""
-        given = self._supervision
+        schema = self.dataset.schema
+        given = schema.supervision_type if self._supervision is None else self._supervision
         several = isinstance(given, Sequence) and not isinstance(given, (str, tuple))
         listed: Any = given if several else [given]
         if isinstance(given, tuple) and given and isinstance(given[0], tuple):
             several, listed = True, list(given)
         if not listed:
             raise ValueError("supervision_edge_type is empty: name at least one edge type")
-        schema = self.dataset.schema
         known = {*schema.edges, *schema.label_types}
         types = [known_edge_type(known, each, "supervision_edge_type") for each in listed]
         if len(set(types)) < len(types):

@@ -17,8 +17,7 @@ from gigl_loader.loaders.arguments import Fanouts, LoaderOptions, flag
 from gigl_loader.loaders.base import BaseDistLoader
 from gigl_loader.loaders.collate import Collator
 from gigl_loader.loaders.inputs import InputLinks, SeedLinks, read_seed_links, read_times
-from gigl_loader.loaders.neighbor import khop_arguments, sampler_arguments
-from gigl_loader.options import by_edge_type, known_edge_type
+from gigl_loader.loaders.neighbor import check_reverse_edge_types, khop_arguments, sampler_arguments
 from gigl_loader.sampling.khop import KHop
 from gigl_loader.sampling.negatives import MAX_AMOUNT, Negatives, NodeWeights
 from gigl_loader.sampling.plan import BatchPlan, SamplerOptions
@@ -459,21 +458,13 @@ class DistLinkNeighborLoader(BaseDistLoader):
 
     def _excluded(self, edge_type: EdgeType) -> tuple[tuple[EdgeType, ...], tuple[EdgeType, ...]]:
         """Return the edge types that are removed: the type of the links, and its reverse."""
-        reverses = self._reverse_edge_types
-        if reverses is not None and not isinstance(reverses, Mapping):
-            raise TypeError(
-                "reverse_edge_types must map an edge type to the one that holds its edges the other way "
-                f"round, got {reverses!r}"
-            )
-        known, what = self.dataset.schema.edges, "reverse_edge_types"
-        found = {
-            kind: known_edge_type(known, reverse, what)
-            for kind, reverse in by_edge_type({*known, edge_type}, reverses or {}, what).items()
-        }
+        schema = self.dataset.schema
+        known = {*schema.edges, edge_type}
+        given = check_reverse_edge_types(self._reverse_edge_types, known, schema.edges)
         if not self._exclude_targets:
             return (), ()
-        own = (edge_type,) if edge_type in known else ()
-        reverse = (self.dataset.schema.reverses if reverses is None else found).get(edge_type)
+        own = (edge_type,) if edge_type in schema.edges else ()
+        reverse = (schema.reverses if given is None else given).get(edge_type)
         return own, () if reverse is None else (reverse,)
 
     @cached_property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,16 +16,16 @@ from gigl_loader.loaders.arguments import Fanouts, LoaderOptions, flag
 from gigl_loader.loaders.base import BaseDistLoader
 from gigl_loader.loaders.collate import Collator
 from gigl_loader.loaders.inputs import SeedNodes, read_seed_nodes, timed_seeds
+from gigl_loader.options import EdgeType, by_edge_type, known_edge_type
 from gigl_loader.sampling.khop import SUBGRAPH_TYPES
 from gigl_loader.sampling.plan import BatchPlan, SamplerArguments, SamplerOptions
 from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions
-from gigl_loader.sampling.plans.ppr import PPRPlan, reached_types
-from gigl_loader.sampling.plans.walks import WalkPlan, step_types
+from gigl_loader.sampling.plans.ppr import PPR, PPRPlan
+from gigl_loader.sampling.plans.walks import WalkPlan, Walks
 from gigl_loader.sampling.ppr_sampler import ppr_arrays
-from gigl_loader.sampling.walk_sampler import VISITS, WALKS
+from gigl_loader.sampling.walk_sampler import visit_arrays, walk_array
 
 if TYPE_CHECKING:
-    from torch_geometric.data import Data, HeteroData
     from torch_geometric.sampler.base import SubgraphType
 
     from gigl_loader.graph.schema import GraphSchema
@@ -87,6 +87,25 @@ def _subgraph_type(value: Any) -> str:
     return name
 
 
+def check_reverse_edge_types(
+    given: Any, known: Collection[EdgeType], edges: Collection[EdgeType]
+) -> dict[EdgeType, EdgeType] | None:
+    """Return the reverse, one of ``edges``, of each ``known`` type that a user named; ``None`` for nothing.
+
+    ``ValueError`` names an unknown type.
+    """
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            "reverse_edge_types must map an edge type to the one that holds its edges the other way "
+            f"round, got {given!r}"
+        )
+    what = "reverse_edge_types"
+    named = by_edge_type(known, given, what)
+    return {kind: known_edge_type(edges, reverse, what) for kind, reverse in named.items()}
+
+
 def khop_arguments(arguments: SamplerArguments, options: Any, what: str) -> SamplerArguments:
     """Return the arguments with what the sampler options say of hops.
 
@@ -101,32 +120,43 @@ def khop_arguments(arguments: SamplerArguments, options: Any, what: str) -> Samp
 
 
 def attach_ppr(
-    batch: Data | HeteroData, tensors: FrameTensors, plan: PPRPlan, schema: GraphSchema
-) -> Data | HeteroData:
+    batch: Any, tensors: FrameTensors, ppr: PPR, seed_types: Sequence[NodeType], schema: GraphSchema
+) -> Any:
     """Return ``batch`` with the edges from each seed to its neighbours, their scores and their hops."""
-    del batch.num_sampled_edges  # No hop sampled these edges.
-    for node_type in reached_types(schema, plan.seed_type):
-        seed, node, score, hop = map(tensors.tensor, ppr_arrays(node_type))
-        store: Any = batch if schema.homogeneous else batch[plan.seed_type, "ppr", node_type]
-        store.edge_index = torch.stack([seed, node]).to(torch.int64)
-        store.edge_attr = torch.stack([score, (1 + hop).to(score.dtype).reciprocal()], dim=1)
+    for seed_type in seed_types:
+        for node_type in ppr.reached_types(schema, seed_type):
+            names = ppr_arrays(seed_type, node_type, max(len(ppr.channels), 1))
+            store = batch if schema.homogeneous else batch[seed_type, "ppr", node_type]
+            ends = [tensors.tensor(names.seed), tensors.tensor(names.node)]
+            store.edge_index = torch.stack(ends).to(torch.int64)
+            scores, hops = (
+                torch.stack([tensors.tensor(each) for each in of_channels], dim=1)
+                for of_channels in (names.scores, names.hops)
+            )
+            present = (hops >= 0).to(scores.dtype)
+            closeness = present / (1 + hops.clamp(min=0)).to(scores.dtype)
+            store.edge_attr = torch.cat([scores, closeness], dim=1)
+            if ppr.channels:
+                best = torch.stack([scores.amax(1), closeness.amax(1)], dim=1)
+                by_channel = torch.stack([scores, closeness, present], dim=2).flatten(1)
+                store.edge_attr = torch.cat([best, by_channel], dim=1)
     return batch
 
 
-def attach_walks(
-    batch: Data | HeteroData, tensors: FrameTensors, plan: WalkPlan, schema: GraphSchema
-) -> Data | HeteroData:
+def attach_walks(batch: Any, tensors: FrameTensors, walks: Walks, schema: GraphSchema) -> Any:
     """Return ``batch`` with its walks, or with the edges to the nodes that they visit most."""
-    if plan.top_k is None:
-        batch.walks = tensors.tensor(WALKS).to(torch.int64).reshape(-1, len(plan.path) + 1)
-        return batch
-    seed, node, share = map(tensors.tensor, VISITS)
-    edge_index = torch.stack([node, seed]).to(torch.int64)
-    store: Any = batch
-    if not schema.homogeneous:
-        node_type = step_types(schema, plan.seed_type, plan.path)[plan.period]
-        store = batch[node_type, "walk", plan.seed_type]
-    store.edge_index, store.edge_attr = edge_index, share
+    found = {}
+    for path in walks.paths:
+        if walks.top_k is None:
+            rows = tensors.tensor(walk_array(path.seed_type)).to(torch.int64)
+            found[path.seed_type] = rows.reshape(-1, len(path.steps) + 1)
+            continue
+        seed, node, share = map(tensors.tensor, visit_arrays(path.seed_type))
+        node_type = path.node_types(schema)[path.period]
+        store = batch if schema.homogeneous else batch[node_type, "walk", path.seed_type]
+        store.edge_index, store.edge_attr = torch.stack([node, seed]).to(torch.int64), share
+    if found:
+        batch.walks = found if len(found) > 1 else next(iter(found.values()))
     return batch
 
 
@@ -237,9 +267,9 @@ class DistNeighborLoader(BaseDistLoader):
         batch = self._collator(tensors)
         plan = self.plan.sampler
         if isinstance(plan, WalkPlan):
-            return attach_walks(batch, tensors, plan, self.dataset.schema)
+            return attach_walks(batch, tensors, plan.walks, self.dataset.schema)
         if isinstance(plan, PPRPlan):
-            return attach_ppr(batch, tensors, plan, self.dataset.schema)
+            return attach_ppr(batch, tensors, plan, [plan.seed_type], self.dataset.schema)
         return batch
 
     @cached_property

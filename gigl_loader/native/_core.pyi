@@ -449,7 +449,7 @@ class BatchBuilder(Batch):
         """Forget the drawn edges, and make all nodes the frontier of a hop that adds no node."""
 
 class PPRRule:
-    """How far personalised PageRank is pushed, and what is kept of it: see ``csrc/ppr.h``."""
+    """How far personalised PageRank is pushed, along which edges, and what is kept: see ``csrc/ppr.h``."""
 
     def __init__(
         self,
@@ -460,38 +460,54 @@ class PPRRule:
         top_up: bool,
         max_neighbors: int,
         max_rounds: int,
-    ) -> None: ...
+        weighted: bool,
+        states: Sequence[tuple[int, bool]],
+        edges: Sequence[tuple[int, int, int]],
+        starts: Sequence[Sequence[int]],
+        shares: Sequence[int],
+    ) -> None:
+        """``states``: node type, and whether its nodes are kept. ``edges``: state, next state and edge type.
+
+        ``starts``: by channel and node type, the state of a seed, or -1. ``shares``: by channel, of
+        ``max_nodes``.
+        """
 
 class PPRBatch(Batch):
     """The distinct seeds of a batch, then the nodes that they keep. It has no edge types."""
 
     def neighbors(
-        self, node_type: int
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.int32]]:
-        """Return the neighbours of a type, by seed and descending score: local seeds, local nodes, scores and
-        hops [N]."""
+        self, seed_type: int, node_type: int
+    ) -> tuple[
+        npt.NDArray[np.int32],
+        npt.NDArray[np.int32],
+        list[npt.NDArray[np.float32]],
+        list[npt.NDArray[np.int32]],
+    ]:
+        """Return the neighbours of a type, by seed and descending score: local seeds and local nodes [N], and
+        of each channel scores and hops [N]."""
 
 class PPRSampler(PPRBatch):
-    """Pushes over all edge types of a graph. Arguments are those of ``NeighborSampler``.
-
-    Edge types are in ascending order. Not thread-safe: one per thread.
-    """
+    """Pushes over a graph that lies wholly here. Edge types have numbers. Not thread-safe: one per thread."""
 
     def __init__(
         self,
         *,
         adjacencies: Sequence[Adjacency],
-        target_types: Sequence[int],
-        neighbor_types: Sequence[int],
         addresses: Sequence[int],
         node_ids: Sequence[Int64Array | None],
         num_nodes: Sequence[int],
-        seed_type: int,
         rule: PPRRule,
     ) -> None: ...
-    def sample(self, seeds: Int64Array, *, max_edges: int = ...) -> None:
-        """Push from these positions of the seed type (duplicates collapse). Results stay until the next call.
+    def sample(
+        self,
+        seeds: Sequence[tuple[int, Int64Array]],
+        *,
+        excluded: Sequence[tuple[int, Int64Array, Int64Array]] = ...,
+        max_edges: int = ...,
+    ) -> None:
+        """Push from these node types and positions (duplicates collapse). Results stay until the next call.
 
+        ``excluded``: edge type, positions of targets and of the neighbours to which they pass nothing.
         ``BatchTooLarge`` where all pushes together pass more than ``max_edges`` edges, ``RuntimeError`` for
         damaged lists.
         """
@@ -504,37 +520,37 @@ class PPRBuilder(PPRBatch):
     """
 
     def __init__(
-        self,
-        *,
-        target_types: Sequence[int],
-        neighbor_types: Sequence[int],
-        node_ids: Sequence[Int64Array | None],
-        num_nodes: Sequence[int],
-        seed_type: int,
-        rule: PPRRule,
+        self, *, node_ids: Sequence[Int64Array | None], num_nodes: Sequence[int], rule: PPRRule
     ) -> None: ...
-    def begin(self, seeds: Int64Array, *, max_edges: int = ...) -> None:
-        """Start over from these positions of the seed type (duplicates collapse)."""
+    def begin(
+        self,
+        seeds: Sequence[tuple[int, Int64Array]],
+        *,
+        excluded: Sequence[tuple[int, Int64Array, Int64Array]] = ...,
+        max_edges: int = ...,
+    ) -> None:
+        """Start over. Arguments are those of ``PPRSampler.sample``."""
     @property
     def room(self) -> int:
         """Edges that the batch may still take."""
     def advance(self) -> list[tuple[int, int, Int64Array]]:
         """Push as far as known lists lead, and return whose lists are needed then.
 
-        Each entry is a node type, a fanout and positions: up to so many neighbours of each, over every edge
-        type whose targets are of the type, drawn without replacement.
+        Each entry is a state, a fanout and positions: up to so many neighbours of each, over every edge type
+        of the state, drawn without replacement.
         """
     def append(
         self,
-        node_type: int,
+        state: int,
         fanout: int,
         positions: Int64Array,
-        answers: Sequence[tuple[npt.NDArray[np.int32], npt.NDArray[Any]]],
+        answers: Sequence[tuple[npt.NDArray[np.int32], npt.NDArray[Any], npt.NDArray[np.float64] | None]],
     ) -> None:
-        """Add the answer for these positions: counts and neighbours of every edge type, in ascending order.
+        """Add the answer for these positions: counts, neighbours and weights of every edge type, in order.
 
-        ``RuntimeError`` for an answer that cannot be one, ``ValueError`` for what was not asked,
-        ``BatchTooLarge`` beyond ``max_edges``; the batch must then be begun again.
+        Without weights, every neighbour has the weight 1. ``RuntimeError`` for an answer that cannot be one,
+        ``ValueError`` for what was not asked, ``BatchTooLarge`` beyond ``max_edges``; the batch must then be
+        begun again.
         """
 
 class GreedyPlacement:

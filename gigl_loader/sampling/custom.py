@@ -21,7 +21,7 @@ from gigl_loader.sampling.seeds import NodeSeeder
 from gigl_loader.sampling.store import NO_BOUND, SLOT_BITS, DrawRule, NeighborRequest, Neighbors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -175,10 +175,10 @@ class SamplingGraph:
             ),
         )
         [answers] = self._store.sample([request])
-        return _in_order([places for _, places in shares], answers, len(targets))
+        return in_order([places for _, places in shares], answers, len(targets))
 
 
-def _in_order(places: list[Int64Array], answers: list[Neighbors], count: int) -> Neighbors:
+def in_order(places: list[Int64Array], answers: list[Neighbors], count: int) -> Neighbors:
     """Return the neighbours in the order of the targets: partition p has the targets at ``places[p]``."""
     counts = np.zeros(count, np.int32)
     for place, answer in zip(places, answers, strict=True):
@@ -213,7 +213,6 @@ class CustomSampler:
         self._writer = FrameWriter(context, store)
         self.costs = self._writer.costs
         self._seeder = NodeSeeder(context, seed_type)
-        self._seed_type = self._writer.node_types.index(seed_type)
         self._graph = SamplingGraph(context.graph, store, context.shared)
         self._sample = open_user(self._graph)
 
@@ -235,7 +234,7 @@ class CustomSampler:
                 subgraph = self._sample(SeedBatch(positions, seeds.key))
             except native.BatchTooLarge:
                 raise self.bounds.too_many_edges(len(request)) from None
-            drawn = DrawnSubgraph(self._writer, subgraph, self._seed_type, positions)
+            drawn = DrawnSubgraph(self._writer, subgraph, seeds.groups)
             if drawn.num_edges > self.bounds.edges:
                 raise self.bounds.too_many_edges(len(request))
             sampled = self._writer.sampled(drawn, request, seeds)
@@ -277,9 +276,12 @@ class CustomNegatives:
 
 
 class DrawnSubgraph:
-    """A user's subgraph as a batch that can be written. All rules are checked when it is made."""
+    """A subgraph of Python code as a batch that can be written. All rules are checked when it is made."""
 
-    def __init__(self, writer: FrameWriter, subgraph: Subgraph, seed_type: int, seeds: Int64Array) -> None:
+    def __init__(
+        self, writer: FrameWriter, subgraph: Subgraph, seeds: Sequence[tuple[int, Int64Array]]
+    ) -> None:
+        """``seeds``: number of the node type, and positions, group after group."""
         if not isinstance(subgraph, Subgraph):
             raise SamplingError(f"a custom sampler returns a Subgraph, got a {type(subgraph).__name__}")
         self._ids = writer.node_ids
@@ -293,11 +295,16 @@ class DrawnSubgraph:
             _positions(subgraph.nodes.get(kind), kind, count)
             for kind, count in zip(writer.node_types, writer.num_nodes, strict=True)
         ]
-        distinct = seeds[np.sort(np.unique(seeds, return_index=True)[1])]
-        own = self._nodes[seed_type]
-        if not np.array_equal(own[: len(distinct)], distinct):
-            raise SamplingError("the subgraph does not begin with the distinct seeds, in their order")
-        self._num_seeds = [len(distinct) if kind == seed_type else 0 for kind in range(len(self._nodes))]
+        self._num_seeds = [0] * len(self._nodes)
+        locals_: list[Int64Array] = []
+        for kind, group in seeds:
+            known = self._nodes[kind][: self._num_seeds[kind]]
+            distinct, places = native.relabel(known, group)
+            if not np.array_equal(self._nodes[kind][: len(distinct)], distinct):
+                raise SamplingError("the subgraph does not begin with the distinct seeds, in their order")
+            self._num_seeds[kind] = len(distinct)
+            locals_.append(places.astype(np.int64))
+        self._seed_locals = np.concatenate(locals_)
         self._edges = [
             _grouped(subgraph.edges.get(kind), kind, len(self._nodes[neighbor]), len(self._nodes[target]))
             for kind, neighbor, target in zip(
@@ -310,10 +317,10 @@ class DrawnSubgraph:
         return sum(len(edges.rows) for edges in self._edges)
 
     def seed_locals(self) -> Int64Array:
-        raise NotImplementedError("the seeds of a custom sampler have no arrays of local indices")
+        return self._seed_locals
 
     def exclude(self, edge_type: int, targets: Int64Array, neighbors: Int64Array) -> None:
-        raise NotImplementedError("a custom sampler returns the edges that it wants")
+        self._edges[edge_type] = self._edges[edge_type].without(targets, neighbors)
 
     def both_directions(self, edge_type: int, reverse_type: int) -> npt.NDArray[np.int32]:
         raise NotImplementedError("a custom sampler returns the edges that it wants")
@@ -359,6 +366,14 @@ class _Grouped:
     colptr: Int64Array
     slots: Int64Array
     edge_ids: Int64Array
+
+    def without(self, targets: Int64Array, neighbors: Int64Array) -> _Grouped:
+        """Return the edges that join none of these pairs of local nodes."""
+        counts = np.diff(self.colptr)
+        owners = np.repeat(np.arange(len(counts)), counts)
+        kept = ~np.isin(owners << 32 | self.rows, targets << 32 | neighbors)
+        colptr = np.concatenate([[0], np.cumsum(np.bincount(owners[kept], minlength=len(counts)))])
+        return _Grouped(self.rows[kept], colptr.astype(np.int64), self.slots[kept], self.edge_ids[kept])
 
 
 def _positions(given: Any, kind: NodeType, count: int) -> Int64Array:

@@ -338,6 +338,8 @@ def _computed_length(layout: Layout, array: FrameArray, num_entries: int) -> int
         )
     if array.in_rows and length % max(num_entries, 1):
         raise FormatError(f"frame: {array.name!r} has {length} values, no rows of {num_entries} entries")
+    if array.nodes and length % len(array.nodes):
+        raise FormatError(f"frame: {array.name!r} has {length} values in rows of {len(array.nodes)}")
     return length
 
 

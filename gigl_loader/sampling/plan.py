@@ -93,9 +93,16 @@ class PlanFields:
         value = self.take(name)
         return _edge_type(value, self.schema, [tuple(value)] if _joins_nodes(value, self.schema) else None)
 
-    def edge_types(self, name: str, known: Collection[EdgeType] | None = None) -> tuple[EdgeType, ...]:
+    def edge_types(
+        self, name: str, known: Collection[EdgeType] | None = None, default: Any = _REQUIRED
+    ) -> tuple[EdgeType, ...]:
         """Return a list of edge types of the graph, or of ``known`` ones."""
-        value = self.take(name)
+        return self.listed_edge_types(self.take(name, default), name, known)
+
+    def listed_edge_types(
+        self, value: Any, name: str, known: Collection[EdgeType] | None = None
+    ) -> tuple[EdgeType, ...]:
+        """Return the edge types in ``value``, a part of a field."""
         if not isinstance(value, list):
             raise ValueError(f"{name} is a list of edge types, got {_shown(value)}")
         return tuple(_edge_type(each, self.schema, known) for each in value)
@@ -273,7 +280,11 @@ class SamplerArguments:
 
 
 class SamplerOptions(Protocol):
-    """Options of a kind of sampler, the ``sampler_options`` of loaders. A frozen value, checked at birth."""
+    """Options of a kind of sampler, the ``sampler_options`` of loaders. A frozen value, checked at birth.
+
+    Kinds that sample around anchors and their labels, too, have a method ``around``, with the node types of
+    all seeds, those of anchors first.
+    """
 
     def plan(self, schema: GraphSchema, seed_type: NodeType, arguments: SamplerArguments) -> SamplerPlan:
         """Return the plan around seeds of a type. ``ValueError`` names an argument that does not fit."""

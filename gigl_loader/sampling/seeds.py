@@ -17,15 +17,23 @@ if TYPE_CHECKING:
     from gigl_loader.arrays import Array, Int64Array
     from gigl_loader.graph.schema import GraphSchema, NodeType
     from gigl_loader.sampling.costs import BatchBounds
-    from gigl_loader.sampling.khop import KHop
     from gigl_loader.sampling.plan import SamplerContext
     from gigl_loader.sampling.request import BatchRequest
+
+
+class Trees(Protocol):
+    """How the trees around seeds are bound in time."""
+
+    @property
+    def disjoint(self) -> bool: ...
+    @property
+    def time_attr(self) -> str | None: ...
 
 
 class EntryTimes:
     """Times of the entries of a request: the column of the request, else the times of its nodes."""
 
-    def __init__(self, context: SamplerContext, node_type: NodeType, hops: KHop, *, given: bool) -> None:
+    def __init__(self, context: SamplerContext, node_type: NodeType, hops: Trees, *, given: bool) -> None:
         """``given``: requests have times. Where the plan is not one of time, there are none."""
         self._given = given
         self._of_nodes: Int64Array | None = None
@@ -44,7 +52,7 @@ def time_inputs(*, given: bool) -> tuple[InputColumn, ...]:
     return (InputColumn(TIME),) if given else ()
 
 
-def check_entry_times(schema: GraphSchema, node_type: NodeType, hops: KHop, *, given: bool) -> None:
+def check_entry_times(schema: GraphSchema, node_type: NodeType, hops: Trees, *, given: bool) -> None:
     """Raise ``ValueError`` unless it is known from when the trees around nodes of a type are."""
     if given and hops.time_attr is None:
         raise ValueError("times of seeds have no meaning without time_attr, the column that they bound")
@@ -92,6 +100,15 @@ class BatchSeeds:
     """Numbers for the metadata of the frame, by name."""
     tree_times: Int64Array | None = None
     """The time of every tree, int64, of batches that are drawn in time."""
+
+    def excluded_positions(self) -> list[tuple[int, Int64Array, Int64Array]]:
+        """Return the excluded pairs as number of the edge type, positions of targets, and of neighbours."""
+        if not self.excluded:
+            return []
+        positions = np.concatenate([group for _, group in self.groups])
+        return [
+            (each.edge_type, positions[each.targets], positions[each.neighbors]) for each in self.excluded
+        ]
 
     def frame_arrays(self, locals_: Int64Array) -> dict[str, Array]:
         """Return all arrays of the frame. ``locals_``: local index of each seed, int64 [S]."""

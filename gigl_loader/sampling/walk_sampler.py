@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from gigl_loader.graph.schema import type_name
 from gigl_loader.native import check_stop, most_visited, philox, philox_words, relabel, split_by_owner
 from gigl_loader.sampling.costs import BatchBounds
 from gigl_loader.sampling.custom import DrawnSubgraph, Subgraph
 from gigl_loader.sampling.frame_writer import FrameWriter, Sampled
 from gigl_loader.sampling.partitioned import FrontierRequest, PartitionedStore
-from gigl_loader.sampling.request import SEED
-from gigl_loader.sampling.seeds import NodeSeeder, in_trees
+from gigl_loader.sampling.seeds import in_trees
 from gigl_loader.sampling.store import MAX_TREES, DrawRule, NeighborRequest
 
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from gigl_loader.arrays import Array, BoolArray, Float64Array, Int64Array
     from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeType
     from gigl_loader.sampling.plan import SamplerContext
+    from gigl_loader.sampling.plans.walks import Walks
     from gigl_loader.sampling.request import BatchRequest
+    from gigl_loader.sampling.seeds import BatchSeeds, Seeder
 
 MAX_STEPS = 253
 """Hops that the address of a draw has."""
@@ -65,15 +67,15 @@ class Walker:
         steps = len(self._path)
         return steps if self._bias is None else 1 + math.ceil((steps - 1) * self._bias.expected_draws)
 
-    def walk(self, starts: Int64Array, key: int) -> Int64Array:
+    def walk(self, starts: Int64Array, key: int, number: int = 0) -> Int64Array:
         """Return positions, int64 [W, steps + 1]: a walk from each of ``starts``, -1 after a dead end.
 
-        Walk w draws under ``tree_key(key, w)``.
+        Walk w draws under ``tree_key(key, number + w)``.
         """
         walks = np.full((len(starts), len(self._path) + 1), -1, np.int64)
         walks[:, 0] = starts
         for first in range(0, len(starts), _MAX_WALKS):
-            self._advance(walks[first : first + _MAX_WALKS], key, first)
+            self._advance(walks[first : first + _MAX_WALKS], key, number + first)
         return walks
 
     def _advance(self, walks: Int64Array, key: int, first: int) -> None:
@@ -182,40 +184,37 @@ def _uniforms(step: _Step) -> Float64Array:
     return upper * 2.0**-53
 
 
-WALKS = "walks"
-"""Array of a frame: local nodes of the walks, row after row, -1 after a dead end."""
+def walk_array(seed_type: NodeType) -> str:
+    """Return the name of the walks from seeds of a type in a frame: local nodes, -1 after a dead end."""
+    return f"walks/{type_name(seed_type)}"
 
-VISITS = ("visits/seed", "visits/node", "visits/share")
-"""Arrays of a frame: local seed, local node, and its share of the visits of the seed's walks."""
+
+def visit_arrays(seed_type: NodeType) -> list[str]:
+    """Return the names of the arrays of visits: local seed, local node, its share of the seed's visits."""
+    return [f"visits/{type_name(seed_type)}/{each}" for each in ("seed", "node", "share")]
 
 
 class WalkSampler:
     """Samples one batch after the other. Not thread-safe."""
 
-    def __init__(
-        self,
-        context: SamplerContext,
-        seed_type: NodeType,
-        path: Sequence[EdgeType],
-        *,
-        period: int,
-        walks_per_seed: int,
-        p: float,
-        q: float,
-        top_k: int | None,
-    ) -> None:
-        """Fields as in ``WalkPlan``. Without a store in the context, all partitions are read here."""
+    def __init__(self, context: SamplerContext, walks: Walks, seeder: Seeder, *, per_entry: bool) -> None:
+        """Without a store in the context, all partitions are read here.
+
+        ``per_entry``: seeds that repeat have walks of their own. Else each distinct seed has.
+        """
         schema = context.graph.schema
         self.bounds = context.bounds or BatchBounds.of_machine()
         store = context.store or PartitionedStore.whole(context.graph)
         self._writer = FrameWriter(context, store)
         self.costs = self._writer.costs
-        self._seeder = NodeSeeder(context, seed_type)
-        self._walker = Walker(schema, store, path, p=p, q=q)
-        self._seed_type = seed_type
-        self._types = [seed_type, *(schema.neighbor_type(each) for each in path)]
-        self._ids = context.graph.node_ids(self._types[period])
-        self._period, self._walks_per_seed, self._top_k = period, walks_per_seed, top_k
+        self._seeder, self._walks, self._per_entry = seeder, walks, per_entry
+        self._walkers = [Walker(schema, store, each.steps, p=walks.p, q=walks.q) for each in walks.paths]
+        self._types = [each.node_types(schema) for each in walks.paths]
+        self._ids = [
+            context.graph.node_ids(types[path.period])
+            for types, path in zip(self._types, walks.paths, strict=True)
+        ]
+        self._numbers = {edge_type: number for number, edge_type in enumerate(schema.edges)}
 
     @property
     def scratch_bytes(self) -> int:
@@ -226,49 +225,108 @@ class WalkSampler:
 
         ``BatchTooLarge`` for walks of more nodes than the bounds allow.
         """
-        count = len(request) * self._walks_per_seed
-        if count * len(self._types) > self.bounds.edges or count > MAX_TREES:
-            raise self.bounds.too_many_edges(len(request))
-        self.bounds.check_draws(count * self._walker.draws_per_walk, len(request))
-        entries = request.inputs[SEED]
         with self.costs.sampling():
             seeds = self._seeder.seeds(request, self.bounds)
-            walks = self._walker.walk(np.repeat(entries, self._walks_per_seed), seeds.key)
-            if self._top_k is None:
-                nodes, arrays = self._visited(entries, walks)
+            entries: dict[NodeType, Int64Array] = {}
+            for number, group in seeds.groups:
+                kind = self._writer.node_types[number]
+                entries[kind] = np.concatenate([entries[kind], group]) if kind in entries else group
+            nodes = {kind: relabel(group[:0], group)[0] for kind, group in entries.items()}
+            starts = [
+                (entries if self._per_entry else nodes).get(path.seed_type, np.empty(0, np.int64))
+                for path in self._walks.paths
+            ]
+            self._check(starts, len(request))
+            walked = self._walked(starts, seeds)
+            if self._walks.top_k is None:
+                arrays = self._visited(nodes, walked)
             else:
-                nodes, arrays = self._most_visited(entries, walks, self._top_k)
-            subgraph = Subgraph(nodes=nodes)
-            number = self._writer.node_types.index(self._seed_type)
-            drawn = DrawnSubgraph(self._writer, subgraph, number, entries)
-            seeds = replace(seeds, arrays={**seeds.arrays, **arrays})
+                arrays = self._most_visited(nodes, starts, walked, self._walks.top_k)
+            drawn = DrawnSubgraph(self._writer, Subgraph(nodes=nodes), seeds.groups)
+            seeds = replace(seeds, arrays={**seeds.arrays, **arrays}, excluded=())
             sampled = self._writer.sampled(drawn, request, seeds)
         self.bounds.check_frame(sampled.layout.nbytes, len(request))
         return sampled
 
-    def _visited(
-        self, seeds: Int64Array, walks: Int64Array
-    ) -> tuple[dict[NodeType, Int64Array], dict[str, Array]]:
-        """Return the nodes of each type, seeds first, then in the order of the rows; and the walks."""
-        nodes = {}
-        local = np.empty(walks.shape, np.int32)
-        for node_type in dict.fromkeys(self._types):
-            columns = [column for column, each in enumerate(self._types) if each == node_type]
-            visits = walks if len(columns) == len(self._types) else walks[:, columns]
-            first = seeds if node_type == self._seed_type else seeds[:0]
-            nodes[node_type], places = relabel(first, visits.reshape(-1))
-            local[:, columns] = places.reshape(visits.shape)
-        return nodes, {WALKS: local.reshape(-1)}
+    def _check(self, starts: Sequence[Int64Array], num_entries: int) -> None:
+        """Raise ``BatchTooLarge`` for walks beyond the bounds, before memory is taken."""
+        counts = [len(each) * self._walks.walks_per_seed for each in starts]
+        steps = sum(count * len(types) for count, types in zip(counts, self._types, strict=True))
+        if steps > self.bounds.edges or sum(counts) > MAX_TREES:
+            raise self.bounds.too_many_edges(num_entries)
+        draws = zip(counts, self._walkers, strict=True)
+        self.bounds.check_draws(sum(count * each.draws_per_walk for count, each in draws), num_entries)
+
+    def _walked(self, starts: Sequence[Int64Array], seeds: BatchSeeds) -> list[Int64Array]:
+        """Return the walks of each path, which are numbered through. An excluded edge ends its walk."""
+        excluded = _joined_pairs(seeds)
+        walked, number = [], 0
+        for path, walker, group in zip(self._walks.paths, self._walkers, starts, strict=True):
+            walks = walker.walk(np.repeat(group, self._walks.walks_per_seed), seeds.key, number)
+            number += len(walks)
+            for step, edge_type in enumerate(path.steps):
+                pairs = excluded.get(self._numbers[edge_type])
+                if pairs is not None:
+                    walks[_are_pairs(walks[:, step], walks[:, step + 1], *pairs), step + 1 :] = -1
+            walked.append(walks)
+        return walked
+
+    def _visited(self, nodes: dict[NodeType, Int64Array], walked: Sequence[Int64Array]) -> dict[str, Array]:
+        """Add the nodes of each type to the seeds, in the order of the rows. Return the walks."""
+        local = [np.empty(walks.shape, np.int32) for walks in walked]
+        for node_type in dict.fromkeys(each for types in self._types for each in types):
+            columns = [
+                [place for place, each in enumerate(types) if each == node_type] for types in self._types
+            ]
+            visits = [walks[:, each].reshape(-1) for walks, each in zip(walked, columns, strict=True)]
+            known = nodes.get(node_type, np.empty(0, np.int64))
+            nodes[node_type], places = relabel(known, np.concatenate(visits))
+            ends = np.cumsum([len(each) for each in visits])[:-1]
+            for rows, own, part in zip(local, columns, np.split(places, ends), strict=True):
+                rows[:, own] = part.reshape(len(rows), len(own))
+        return {
+            walk_array(path.seed_type): rows.reshape(-1)
+            for path, rows in zip(self._walks.paths, local, strict=True)
+        }
 
     def _most_visited(
-        self, seeds: Int64Array, walks: Int64Array, top_k: int
-    ) -> tuple[dict[NodeType, Int64Array], dict[str, Array]]:
-        """Return the nodes of each type, and the arrays of visits."""
-        node_type = self._types[self._period]
-        distinct, places = relabel(seeds[:0], seeds)
-        owners = np.repeat(places, self._walks_per_seed)
-        visits = np.ascontiguousarray(walks[:, self._period :: self._period]).reshape(-1)
-        owner, node, share = most_visited(owners, len(distinct), visits, self._ids, top_k)
-        nodes = {self._seed_type: distinct}
-        nodes[node_type], local = relabel(nodes.get(node_type, seeds[:0]), node)
-        return nodes, dict(zip(VISITS, (owner, local, share), strict=True))
+        self,
+        nodes: dict[NodeType, Int64Array],
+        starts: Sequence[Int64Array],
+        walked: Sequence[Int64Array],
+        top_k: int,
+    ) -> dict[str, Array]:
+        """Add the most visited nodes of each type to the seeds. Return the arrays of visits."""
+        arrays: dict[str, Array] = {}
+        num_seeds = {kind: len(each) for kind, each in nodes.items()}
+        for number, (path, walks) in enumerate(zip(self._walks.paths, walked, strict=True)):
+            node_type = self._types[number][path.period]
+            count = num_seeds.get(path.seed_type, 0)
+            _, places = relabel(nodes.get(path.seed_type, walks[:0, 0])[:count], starts[number])
+            owners = np.repeat(places, self._walks.walks_per_seed)
+            visits = np.ascontiguousarray(walks[:, path.period :: path.period]).reshape(-1)
+            owner, node, share = most_visited(owners, count, visits, self._ids[number], top_k)
+            nodes[node_type], local = relabel(nodes.get(node_type, node[:0]), node)
+            arrays |= zip(visit_arrays(path.seed_type), (owner, local, share), strict=True)
+        return arrays
+
+
+def _joined_pairs(seeds: BatchSeeds) -> dict[int, tuple[Int64Array, Int64Array]]:
+    """Return the excluded pairs by number of their edge type: targets and neighbours."""
+    found: dict[int, tuple[Int64Array, Int64Array]] = {}
+    for number, targets, neighbors in seeds.excluded_positions():
+        known = found.get(number, (targets[:0], neighbors[:0]))
+        found[number] = (np.concatenate([known[0], targets]), np.concatenate([known[1], neighbors]))
+    return found
+
+
+def _are_pairs(here: Int64Array, there: Int64Array, targets: Int64Array, neighbors: Int64Array) -> BoolArray:
+    """Return whether ``(here[i], there[i])`` is one of the pairs of targets and neighbours, bool [N]."""
+    known, first = np.unique(targets, return_inverse=True)
+    others, second = np.unique(neighbors, return_inverse=True)
+    if not len(known):
+        return np.zeros(len(here), np.bool_)
+    place = np.searchsorted(known, here).clip(max=len(known) - 1)
+    other = np.searchsorted(others, there).clip(max=len(others) - 1)
+    codes = np.isin(place * len(others) + other, first * len(others) + second)
+    return codes & (known[place] == here) & (others[other] == there)  # type: ignore[no-any-return]

@@ -20,6 +20,7 @@ from gigl_loader import (
     DistSubgraphLoader,
     LaborSamplerOptions,
     NegativeSampling,
+    PPRMetaPath,
     PPRSamplerOptions,
     RandomWalkSamplerOptions,
 )
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.pairs
 
 BUYS, WANTS = ("user", "buys", "item"), ("user", "wants", "item")
+BOUGHT = ("item", "rev_buys", "user")
 HALVED = "tests.support.user_samplers:Halved"
 HARD = "tests.support.user_samplers:Hard"
 OPTIONS: dict[str, Any] = {"batch_size": 60, "shuffle": True, "seed": 5, "device": "cpu", "timeout": 60.0}
@@ -60,7 +62,7 @@ class Kind:
         """Return the input of the loader."""
         if self.loader in _LINKS:
             return (BUYS, self.split) if hetero else self.split
-        if self.loader in (_anchors, _labelled, _walks):
+        if self.loader in (_anchors, _channels, _labelled, _walks):
             return ("user", None) if hetero else None
         return ("item", None) if hetero else None
 
@@ -68,7 +70,9 @@ class Kind:
         """Return the input of one batch, and the store that has its ``input_id``."""
         if self.loader not in _LINKS:
             store = (
-                batch["user" if self.loader in (_anchors, _labelled, _walks) else "item"] if hetero else batch
+                batch["user" if self.loader in (_anchors, _channels, _labelled, _walks) else "item"]
+                if hetero
+                else batch
             )
             return store.n_id[store.seed_index], store
         links = WANTS if self.loader is _wanted else BUYS
@@ -110,9 +114,23 @@ def _labelled(dataset: Any, num_neighbors: Any, nodes: Any, **options: Any) -> D
     return DistABLPLoader(dataset, num_neighbors, nodes, supervision_edge_type=edge_type, **options)
 
 
-def _anchors(dataset: Any, num_neighbors: Any, nodes: Any, **options: Any) -> DistABLPLoader:
-    edge_type = ("node", "to", "node") if nodes is None else ("user", "buys", "item")
+def _anchors(
+    dataset: Any, num_neighbors: Any, nodes: Any, *, walks: Any = None, **options: Any
+) -> DistABLPLoader:
+    edge_type = ("node", "to", "node") if nodes is None else BUYS
+    if walks is not None:
+        metapath = None if nodes is None else {"user": [BOUGHT, BUYS], "item": [BUYS, BOUGHT]}
+        options["sampler_options"] = RandomWalkSamplerOptions(**walks, metapath=metapath)
     return DistABLPLoader(dataset, num_neighbors, nodes, supervision_edge_type=edge_type, **options)
+
+
+def _channels(dataset: Any, num_neighbors: Any, nodes: Any, **options: Any) -> DistABLPLoader:
+    """Make a loader of PageRank around anchors; in a heterogeneous graph, of two channels and with edges."""
+    if nodes is not None:
+        ratios = {PPRMetaPath((("user", "follows", "user"), BOUGHT)): 0.4, (BUYS, BOUGHT): 0.6}
+        added = {"typed_channel_ratios": ratios, "include_sampled_edges": True}
+        options["sampler_options"] = replace(options["sampler_options"], **added)
+    return _anchors(dataset, num_neighbors, nodes, **options)
 
 
 def _timed(dataset: Any, num_neighbors: Any, nodes: Any, *, input_time: Any, **options: Any) -> Any:
@@ -303,6 +321,20 @@ KINDS = {
         {"max_labels_per_anchor": 3, "num_random_negatives": 9, "sampler_options": LaborSamplerOptions()},
         {"max_labels_per_anchor": 4, "num_random_negatives": 9, "sampler_options": LaborSamplerOptions()},
         "max_labels is 4 here, 3 in the state",
+        _anchors,
+    ),
+    "anchors by PageRank": Kind(
+        None,
+        {"num_random_negatives": 9, "weight_attr": "w", "sampler_options": PPRSamplerOptions(eps=1e-2)},
+        {"num_random_negatives": 9, "sampler_options": PPRSamplerOptions(eps=1e-2)},
+        "weight_attr is None here, w in the state",
+        _channels,
+    ),
+    "anchors by walks": Kind(
+        None,
+        {"max_labels_per_anchor": 3, "walks": {"walk_length": 4, "walks_per_seed": 3}},
+        {"max_labels_per_anchor": 3, "walks": {"walk_length": 4, "walks_per_seed": 3, "top_k": 2}},
+        "top_k is 2 here, None in the state",
         _anchors,
     ),
     "label sets": Kind(

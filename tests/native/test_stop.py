@@ -108,19 +108,22 @@ def stitched(lists: native.Adjacency) -> Any:
 
 def pagerank(lists: native.Adjacency) -> Any:
     rule = native.PPRRule(
-        alpha=0.15, eps=1e-7, max_nodes=50, top_up=True, max_neighbors=1 << 20, max_rounds=1 << 20
+        alpha=0.15,
+        eps=1e-7,
+        max_nodes=50,
+        top_up=True,
+        max_neighbors=1 << 20,
+        max_rounds=1 << 20,
+        weighted=False,
+        states=[(0, True)],
+        edges=[(0, 0, 0)],
+        starts=[[0]],
+        shares=[50],
     )
     sampler = native.PPRSampler(
-        adjacencies=[lists],
-        target_types=[0],
-        neighbor_types=[0],
-        addresses=[1],
-        node_ids=[None],
-        num_nodes=[NODES],
-        seed_type=0,
-        rule=rule,
+        adjacencies=[lists], addresses=[1], node_ids=[None], num_nodes=[NODES], rule=rule
     )
-    return sampler.sample(EVERYONE[:2])
+    return sampler.sample([(0, EVERYONE[:2])])
 
 
 def rows(lists: native.Adjacency) -> Any:

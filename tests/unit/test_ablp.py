@@ -47,7 +47,8 @@ def _first(dataset: Any, *arguments: Any, **options: Any) -> Any:
 def test_batches_are_those_of_the_oracle(data: st.DataObject) -> None:
     counts = {"a": data.draw(st.integers(1, 10)), "b": data.draw(st.integers(1, 8))}
     edges: dict[Any, list[oracle.Edge]] = {}
-    known = (("a", "likes", "b"), ("a", "owns", "b"), ("a", "near", "a"), ("b", "rev_likes", "a"))
+    likes, liked_by = ("a", "likes", "b"), ("b", "liked_by", "a")
+    known = (likes, ("a", "owns", "b"), ("a", "near", "a"), ("b", "rev_likes", "a"), liked_by)
     for edge_type in known:
         source, _, destination = edge_type
         ends = st.tuples(st.integers(0, counts[source] - 1), st.integers(0, counts[destination] - 1))
@@ -64,9 +65,9 @@ def test_batches_are_those_of_the_oracle(data: st.DataObject) -> None:
         )
     )
     anchors = data.draw(st.lists(st.integers(0, counts["a"] - 1), min_size=1, max_size=6))
-    cap = data.draw(st.none() | st.integers(1, 4))
-    randoms = data.draw(st.integers(0, 12))
+    cap, randoms = data.draw(st.none() | st.integers(1, 4)), data.draw(st.integers(0, 12))
     excluded, disjoint = data.draw(st.booleans()), data.draw(st.booleans())
+    reverses = data.draw(st.sampled_from([None, {likes: liked_by}]))
     edge_dir: Literal["in", "out"] = data.draw(st.sampled_from(["in", "out"]))
     fanouts = data.draw(st.lists(st.sampled_from([-1, 0, 2]), min_size=1, max_size=2))
     graph = HeteroData()
@@ -89,6 +90,7 @@ def test_batches_are_those_of_the_oracle(data: st.DataObject) -> None:
         max_labels_per_anchor=cap,
         num_random_negatives=randoms,
         exclude_targets=excluded,
+        reverse_edge_types=reverses,
         disjoint=disjoint,
         with_edge=True,
     )
@@ -116,9 +118,10 @@ def test_batches_are_those_of_the_oracle(data: st.DataObject) -> None:
         for each, labels in found.items():
             pairs = {(anchor, node) for anchor, nodes in zip(distinct, labels, strict=True) for node in nodes}
             oracle.without_pairs(expected, each, pairs, edge_dir=edge_dir)
-            if each == ("a", "likes", "b"):
+            if each == likes:
                 turned = {(node, anchor) for anchor, node in pairs}
-                oracle.without_pairs(expected, ("b", "rev_likes", "a"), turned, edge_dir=edge_dir)
+                for reverse in [("b", "rev_likes", "a"), *([liked_by] if reverses else [])]:
+                    oracle.without_pairs(expected, reverse, turned, edge_dir=edge_dir)
 
     for node_type, nodes in expected.nodes.items():
         assert batch[node_type].n_id.tolist() == nodes
@@ -185,6 +188,50 @@ def test_label_sets_take_the_place_of_edges(edge_dir: Any, num_partitions: int) 
     assert pairs(batch.y_negative[clicks]) == [(3, 5), (9, 4)]
     assert clicks not in batch.edge_types
     assert batch["user"].batch.tolist() == [3, 9, 5]
+
+
+@pytest.mark.parametrize(("hetero", "edge_dir"), [(False, "in"), (False, "out"), (True, "in")])
+def test_edges_to_positive_and_negative_labels_are_excluded_in_both_directions(
+    hetero: bool, edge_dir: Any
+) -> None:
+    """In a homogeneous graph, whatever the label set is called. Every other edge stays."""
+    data, name = (HETERO, BUYS) if hetero else (DATA, ("node", "clicks", "node"))
+    ends = HETERO[BUYS].edge_index if hetero else DATA.edge_index
+    labels = (ends[:, :60], ends[:, 60:120])
+    dataset = DistDataset.from_pyg(data, labels={name: labels}, edge_dir=edge_dir)
+    anchors = ends[0, :120].unique()
+
+    def sampled(*, excluded: bool) -> dict[Any, set[tuple[int, int]]]:
+        given = ("user", anchors) if hetero else anchors
+        batch = _first(dataset, [-1], given, batch_size=300, exclude_targets=excluded)
+        found = {}
+        for kind in batch.edge_types if hetero else [EDGE]:
+            store, here, there = (batch[kind], batch[kind[0]], batch[kind[2]]) if hetero else (batch,) * 3
+            rows = (here.n_id[store.edge_index[0]].tolist(), there.n_id[store.edge_index[1]].tolist())
+            found[kind] = set(zip(*rows, strict=True))
+        return found
+
+    whole, kept = sampled(excluded=False), sampled(excluded=True)
+    gone = {(here, there) for each in labels for here, there in each.t().tolist()}
+    turned = {(there, here) for here, there in gone}
+    removed = {BUYS: gone, ("item", "rev_buys", "user"): turned} if hetero else {EDGE: gone | turned}
+    assert {kind: edges - removed.get(kind, set()) for kind, edges in whole.items()} == kept
+    assert all(whole[kind] != kept[kind] for kind in [BUYS] if hetero)
+    assert hetero or len(whole[EDGE] - kept[EDGE]) > 100
+
+
+def test_the_supervision_type_may_be_left_out_where_there_is_one() -> None:
+    nodes = torch.tensor([5, 3])
+    assert same_batch(_first(DATASET, [2], nodes), _first(DATASET, [2], nodes, supervision_edge_type=EDGE))
+    clicks = ("node", "clicks", "node")
+    labelled = DistDataset.from_pyg(DATA, labels={clicks: torch.tensor([[5, 3], [7, 8]])})
+    assert _first(labelled, [2], nodes).y_positive[0].tolist() == [0, 1]
+    several = DistDataset.from_pyg(
+        DATA, labels={(*clicks[:1], name, "node"): nodes.repeat(2, 1) for name in "ab"}
+    )
+    for dataset in (several, DistDataset.from_pyg(HETERO)):
+        with pytest.raises(ValueError, match="supervision_edge_type must be one of"):
+            _first(dataset, [2])
 
 
 def test_label_sets_are_no_edges_of_neighborhoods() -> None:
@@ -327,6 +374,13 @@ def test_anchors_may_be_a_split() -> None:
         ({"as_dict": 1}, TypeError, "as_dict must be True or False"),
         ({"sampler_options": CustomSamplerOptions("a.b:C")}, ValueError, "need KHopNeighborSamplerOptions"),
         ({"input_nodes": ("user", [500])}, ValueError, "500"),
+        ({"reverse_edge_types": [BUYS]}, TypeError, "must map an edge type to the one"),
+        (
+            {"reverse_edge_types": {BUYS: ("item", "sold", "user")}},
+            ValueError,
+            "reverse_edge_types: unknown edge type",
+        ),
+        ({"reverse_edge_types": {BUYS: FOLLOWS}}, ValueError, "no edges from 'item' to 'user'"),
     ],
 )
 def test_what_does_not_fit_is_refused(options: Any, error: type[Exception], message: str) -> None:

@@ -307,6 +307,7 @@ def test_nothing_is_public_by_accident() -> None:
         "KHopNeighborSamplerOptions",
         "LaborSamplerOptions",
         "NegativeSampling",
+        "PPRMetaPath",
         "PPRSamplerOptions",
         "RandomWalkSamplerOptions",
         "SamplingError",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,9 @@ from gigl_loader.sampling.plans import read_plan
 from gigl_loader.sampling.plans.ablp import ABLPPlan
 from gigl_loader.sampling.plans.custom import UserCode
 from gigl_loader.sampling.plans.link import LinkPlan
-from gigl_loader.sampling.plans.ppr import PPRPlan
-from gigl_loader.sampling.plans.walks import WalkPlan
+from gigl_loader.sampling.plans.ppr import PPR as PPRAround
+from gigl_loader.sampling.plans.ppr import PPRChannel, PPRPlan
+from gigl_loader.sampling.plans.walks import WalkPath, WalkPlan, Walks
 from gigl_server.admission import Limits
 from gigl_server.sessions.registry import read_request
 from tests.support.plans import neighbor_plan, with_sampler
@@ -30,6 +31,7 @@ from tests.support.stores import store_graphs
 
 SCHEMA = store_graphs()[0].graph.schema
 EDGE = ("user", "likes", "item")
+TRUSTS = ("user", "trusts", "user")
 PLAN = neighbor_plan(
     seed_type="item",
     num_neighbors={EDGE: (3, -1), ("user", "trusts", "user"): (0, 2)},
@@ -325,6 +327,32 @@ def test_a_plan_of_pagerank_is_read_as_it_was_written() -> None:
     assert read_plan(PPR.to_json(), SCHEMA) == PPR
     short = with_sampler(PPR, max_fetch_iterations=2, enable_residual_topup=False)
     assert read_plan(short.to_json(), SCHEMA) == short
+    path = PPRChannel(share=20, steps=((EDGE,), (EDGE, TRUSTS)), repeat_from=None)
+    channels = (PPRChannel(share=30, steps=((TRUSTS,),)), path)
+    typed = with_sampler(PPR, channels=channels, include_sampled_edges=True, with_edge=True)
+    assert read_plan(typed.to_json(), SCHEMA) == typed
+    assert "channels" not in PPR.to_json()  # States of version 0.1 stay readable.
+
+
+def test_plans_of_what_lies_around_anchors_are_read_as_they_were_written() -> None:
+    assert "around" not in ANCHORS.to_json()
+    pagerank = PPRAround(**{each.name: getattr(PPR.sampler, each.name) for each in fields(PPRAround)})
+    walks = Walks(paths=(WalkPath("user", (TRUSTS,) * 3),), walks_per_seed=2)
+    for around in (pagerank, walks):
+        plan = with_sampler(ANCHORS, hops=around)
+        assert read_plan(plan.to_json(), SCHEMA) == plan
+    written = json.loads(with_sampler(ANCHORS, hops=walks).to_json())
+    for changes, message in (
+        ({"around": "seas"}, "nothing is sampled by 'seas'; known: hops, ppr, walk"),
+        ({"paths": 1}, "paths are lists of"),
+        ({"paths": [["user", 1]]}, "paths are lists of"),
+        ({"paths": [["tag", 1, [list(TRUSTS)]]]}, "paths start at node types"),
+        ({"paths": []}, "a path, one for each node type"),
+        ({"reverses": [list(EDGE)]}, "reverses are pairs"),
+        ({"reverses": [list(EDGE), list(TRUSTS)]}, "are no edges from 'item' to 'user'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            read_plan(json.dumps({**written, **changes}), SCHEMA)
 
 
 @pytest.mark.parametrize(
@@ -346,6 +374,15 @@ def test_a_plan_of_pagerank_is_read_as_it_was_written() -> None:
         ("num_neighbors_per_hop", 2**31, "num_neighbors_per_hop must lie in"),
         ("max_fetch_iterations", 0, "max_fetch_iterations must lie in"),
         ("max_fetch_iterations", 1.0, "max_fetch_iterations is a whole number or null"),
+        ("channels", 1, "channels are a list"),
+        ("channels", [[50, 0]], "a channel is a list of"),
+        ("channels", [[True, 0, [[list(EDGE)]]]], "the share of a channel is a number"),
+        ("channels", [[49, 0, [[list(EDGE)]]]], "the shares of channels add up to max_ppr_nodes"),
+        ("channels", [[50, 1, [[list(EDGE)]]]], "repeat_from must be a step, 0 to 0"),
+        ("channels", [[50, 0, []]], "1 to 64 steps"),
+        ("channels", [[50, 0, [[["a", "b", "c"]]]]], "no edge type"),
+        ("channels", [[50, 0, [[list(EDGE)]]], *[[0, 0, [[list(EDGE)]]]] * 64], "at most 64 channels"),
+        ("weight_attr", "no", "not declared as a weight"),
     ],
 )
 def test_each_rule_of_pagerank_is_named(field: str, value: object, message: str) -> None:

@@ -20,6 +20,7 @@ from gigl_loader import (
     DistDataset,
     DistLinkNeighborLoader,
     DistNeighborLoader,
+    PPRMetaPath,
     PPRSamplerOptions,
 )
 from gigl_loader.graph.folder import MemoryFolder
@@ -28,12 +29,16 @@ from gigl_loader.partition import build_graph, tables_from_pyg
 from gigl_loader.sampling.costs import BatchBounds, TooManyEdges
 from gigl_loader.sampling.partitioned import PartitionedStore
 from gigl_loader.sampling.plan import BatchPlan, ColumnPlan, SamplerArguments
+from gigl_loader.sampling.plans import read_plan
 from tests.support.plans import seed_request
-from tests.support.ppr_oracle import exact_pagerank, lists_of_edges, push
+from tests.support.ppr_oracle import exact_pagerank, lists_of_edges, merged, push
 from tests.support.pyg_graphs import graph_of, heterogeneous, homogeneous, weighted
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from tests.support.oracle import EdgeType
+    from tests.support.ppr_oracle import Lists
 
 OPTIONS: dict[str, Any] = {"num_workers": 0, "device": "cpu", "seed": 5}
 EDGE = ("node", "to", "node")
@@ -47,31 +52,46 @@ def first(dataset: DistDataset, nodes: Any, options: PPRSamplerOptions, **more: 
         return next(iter(loader))
 
 
-def neighbors_of(
-    batch: Any, seed_type: str = "node"
-) -> dict[int, list[tuple[tuple[str, int], float, float]]]:
-    """Return the neighbours of each seed id, in one order over all types: node, score, closeness."""
+def neighbors_of(batch: Any, seed_type: str = "node") -> dict[int, list[tuple[Any, ...]]]:
+    """Return the neighbours of each seed id, type by type: node, and its row of ``edge_attr``."""
     found = defaultdict(list)
     stores = (
         [(seed_type, batch)]
         if isinstance(batch, Data)
-        else [(kind[2], batch[kind]) for kind in batch.edge_types]
+        else [(kind[2], batch[kind]) for kind in batch.edge_types if kind[:2] == (seed_type, "ppr")]
     )
     for node_type, store in stores:
         seeds, nodes = (batch, batch) if isinstance(batch, Data) else (batch[seed_type], batch[node_type])
-        listed = zip(*store.edge_index.tolist(), *store.edge_attr.T.tolist(), strict=True)
-        for seed, node, score, closeness in listed:
-            found[int(seeds.n_id[seed])].append(((node_type, int(nodes.n_id[node])), score, closeness))
+        for seed, node, row in zip(*store.edge_index.tolist(), store.edge_attr.tolist(), strict=True):
+            found[int(seeds.n_id[seed])].append(((node_type, int(nodes.n_id[node])), *row))
     return found
 
 
-def graph_with(edges: dict[EdgeType, list[tuple[int, int]]]) -> HeteroData:
+def graph_with(
+    edges: Mapping[EdgeType, Sequence[tuple[int, int]]],
+    weights: Mapping[EdgeType, Sequence[float]] | None = None,
+) -> HeteroData:
     data = HeteroData()
     for node_type, count in COUNTS.items():
         data[node_type].num_nodes = count
     for edge_type, pairs in edges.items():
         data[edge_type].edge_index = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t()
+    for edge_type, of_type in (weights or {}).items():
+        data[edge_type].w = torch.tensor(of_type, dtype=torch.float32)
     return data
+
+
+def channels_of(edge_dir: str) -> dict[str, Any]:
+    """Channels by name. Paths follow adjacency lists."""
+    there, back = ("a", "y", "b"), ("b", "x", "a")
+    first, second = (back, there) if edge_dir == "in" else (there, back)  # Both lead from a to b and back.
+    return {
+        "none": None,
+        "types": {TYPES[0]: 0.5, (TYPES[1], TYPES[2]): 0.3, TYPES[3]: 0.2},
+        "path": {PPRMetaPath((first, second)): 0.6, tuple(TYPES): 0.4},
+        "repeated": {PPRMetaPath((first, second), repeat_from=0): 1.0},
+        "prefix": {PPRMetaPath(((TYPES[0],), TYPES[0]), repeat_from=1): 0.45, PPRMetaPath((first,)): 0.55},
+    }
 
 
 @st.composite
@@ -86,39 +106,52 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
         for each in TYPES
     }
     seed_type = draw(st.sampled_from(sorted(COUNTS)))
+    edge_dir = draw(st.sampled_from(["in", "out"]))
+    channels = draw(st.sampled_from(sorted(channels_of(edge_dir))))
+    if channels not in ("none", "types"):
+        seed_type = "a"
+    weights = {
+        each: [draw(st.sampled_from([0.0, 0.25, 1.0, 1.7, 3.0])) for _ in edges[each]] for each in TYPES[:2]
+    }
     return {
         "edges": edges,
-        "edge_dir": draw(st.sampled_from(["in", "out"])),
+        "weights": draw(st.sampled_from([None, weights])),
+        "edge_dir": edge_dir,
         "partitions": draw(st.integers(1, 3)),
         "assigner": draw(st.sampled_from(["range", "hash"])),
         "seed_type": seed_type,
         "seeds": draw(st.lists(st.integers(0, COUNTS[seed_type] - 1), min_size=1, max_size=5)),
         "options": PPRSamplerOptions(
             alpha=draw(st.sampled_from([0.05, 0.25, 0.5, 0.9])),
-            eps=draw(st.sampled_from([1e-4, 1e-3, 1e-2, 0.1])),
+            eps=draw(st.sampled_from([1e-3, 1e-2, 0.1])),
             max_ppr_nodes=draw(st.sampled_from([1, 3, 8, 50])),
             enable_residual_topup=draw(st.booleans()),
             num_neighbors_per_hop=draw(st.sampled_from([1, 3, 7, 1000])),
             max_fetch_iterations=draw(st.sampled_from([None, None, 1, 2, 3])),
+            typed_channel_ratios=channels_of(edge_dir)[channels],
+            include_sampled_edges=draw(st.booleans()),
         ),
     }
 
 
-@settings(max_examples=80)
+@settings(max_examples=120)
 @given(cases())
 def test_neighbours_are_those_of_the_oracle(case: dict[str, Any]) -> None:
     """In one native pass, and round by round over partitions: frames are equal byte for byte."""
-    options, seed_type, seeds = case["options"], case["seed_type"], case["seeds"]
+    options, seed_type, seeds, weights = case["options"], case["seed_type"], case["seeds"], case["weights"]
     folder = MemoryFolder()
+    data, weight = graph_with(case["edges"], weights), None if weights is None else "w"
     build_graph(
-        tables_from_pyg(graph_with(case["edges"])),
+        tables_from_pyg(data, weight_attr=weight),
         folder,
         num_partitions=case["partitions"],
         assigner=case["assigner"],
         edge_dir=case["edge_dir"],
     )
     graph = Graph.open(folder)
-    plan = BatchPlan(sampler=options.plan(graph.schema, seed_type, SamplerArguments()), run_seed=5)
+    arguments = SamplerArguments(weight_attr=weight, with_edge=True)
+    plan = BatchPlan(sampler=options.plan(graph.schema, seed_type, arguments), run_seed=5)
+    assert read_plan(plan.to_json(), graph.schema) == plan
     frames = []
     with closing(PartitionedStore.whole(graph)) as store:
         for sampler in (plan.open(graph), plan.open(graph, store)):
@@ -129,25 +162,96 @@ def test_neighbours_are_those_of_the_oracle(case: dict[str, Any]) -> None:
                 frames.append(buffer.tobytes())
     assert len(set(frames)) == 1
 
-    batch = first(DistDataset(graph), (seed_type, torch.tensor(seeds)), options)
+    given: dict[str, Any] = {"weight_attr": weight, "with_edge": True}
+    batch = first(DistDataset(graph), (seed_type, torch.tensor(seeds)), options, **given)
     found = neighbors_of(batch, seed_type)
-    lists = lists_of_edges(case["edges"], case["edge_dir"])
+    lists = lists_of_edges(case["edges"], case["edge_dir"], weights)
     for seed in seeds:
+        assert found[seed] == expected_neighbors(lists, (seed_type, seed), options)
+    assert batch[seed_type].n_id[: len(set(seeds))].tolist() == list(dict.fromkeys(seeds))
+    if options.include_sampled_edges:
+        for edge_type, pairs in case["edges"].items():
+            of_type = (weights or {}).get(edge_type, [1.0] * len(pairs))
+            source, destination = (set(batch[edge_type[end]].n_id.tolist()) for end in (0, 2))
+            kept = [
+                number
+                for number, (here, there) in enumerate(pairs)
+                if here in source and there in destination and of_type[number] > 0
+            ]
+            store_of = next(
+                batch[each] for each in batch.edge_types if names_of(each, edge_type, case["edge_dir"])
+            )
+            assert sorted(store_of.e_id.tolist()) == kept
+
+
+def names_of(message_type: EdgeType, edge_type: EdgeType, edge_dir: str) -> bool:
+    """Return whether a batch has the edges of a type under this name."""
+    source, relation, destination = edge_type
+    return message_type == (edge_type if edge_dir == "in" else (destination, f"rev_{relation}", source))
+
+
+def expected_neighbors(
+    lists: Mapping[EdgeType, Lists],
+    seed: tuple[str, int],
+    options: PPRSamplerOptions,
+    excluded: frozenset[tuple[EdgeType, int, int]] = frozenset(),
+) -> list[tuple[Any, ...]]:
+    """Return the neighbours of a seed by the oracle, as ``neighbors_of`` does."""
+    ratios = options.typed_channel_ratios or {tuple(TYPES): 1.0}
+    channels = []
+    for key in ratios:
+        if isinstance(key, PPRMetaPath):
+            steps, repeat_from = key.alternatives, key.repeat_from
+        else:
+            steps, repeat_from = ((key if isinstance(key[0], tuple) else (key,)),), 0
         pushed = push(
             lists,
-            (seed_type, seed),
+            seed,
             alpha=options.alpha,
             eps=options.eps,
             max_neighbors=options.num_neighbors_per_hop,
             max_rounds=options.max_fetch_iterations,
+            steps=steps,
+            repeat_from=repeat_from,
+            excluded=excluded,
         )
         assert pushed.passed <= 1 / (options.alpha * options.eps) + 160
-        kept = pushed.kept(options.max_ppr_nodes, top_up=options.enable_residual_topup)
-        by_type = sorted(kept, key=lambda each: each[0][0])  # Stable: scores stay in order.
-        assert found[seed] == [
-            (node, float(score), float(np.float32(1) / np.float32(1 + hop))) for node, score, hop in by_type
+        channels.append(pushed.kept(options.max_ppr_nodes, top_up=options.enable_residual_topup))
+    if options.typed_channel_ratios is None:
+        [kept] = channels
+        return [
+            ((kind, node), float(score), closeness(hop))
+            for kind, listed in kept.items()
+            for node, score, hop in listed
         ]
-    assert batch[seed_type].n_id[: len(set(seeds))].tolist() == list(dict.fromkeys(seeds))
+    rows = merged(channels, shares_of(list(ratios.values()), options.max_ppr_nodes))
+    return [
+        (
+            (kind, node),
+            float(max(scores)),
+            max(map(closeness, hops)),
+            *(
+                value
+                for score, hop in zip(scores, hops, strict=True)
+                for value in (float(score), closeness(hop), float(hop >= 0))
+            ),
+        )
+        for kind, listed in rows.items()
+        for node, scores, hops in listed
+    ]
+
+
+def closeness(hop: int) -> float:
+    return 0.0 if hop < 0 else float(np.float32(1) / np.float32(1 + hop))
+
+
+def shares_of(ratios: list[float], count: int) -> list[int]:
+    """Whole numbers in proportion to the ratios: those of the largest remainders are rounded up."""
+    shares = [int(ratio * count) for ratio in ratios]
+    order = sorted(range(len(ratios)), key=lambda number: (shares[number] - ratios[number] * count, number))
+    for number in order[: count - sum(shares)]:
+        shares[number] += 1
+    return shares
 
 
 def preferential() -> Data:
@@ -205,7 +309,6 @@ def test_examples_of_types_are_taken_together_and_returned_apart() -> None:
     dataset = DistDataset.from_pyg(heterogeneous(), num_partitions=3, assigner="hash")
     batch = first(dataset, ("item", torch.arange(20)), PPRSamplerOptions(max_ppr_nodes=12))
     assert batch.edge_types == [("item", "ppr", each) for each in ("item", "tag", "user")]
-    counts = torch.zeros(20, dtype=torch.int64)
     for edge_type in batch.edge_types:
         store = batch[edge_type]
         assert store.edge_index.dtype == torch.int64
@@ -215,8 +318,7 @@ def test_examples_of_types_are_taken_together_and_returned_apart() -> None:
         assert (seeds.diff() >= 0).all()
         same = seeds.diff() == 0
         assert (store.edge_attr[:, 0].diff()[same] <= 0).all()
-        counts += torch.bincount(seeds, minlength=20)
-    assert counts.max() == 12
+        assert torch.bincount(seeds).max() == (7 if edge_type[2] == "tag" else 12)
     assert batch["item"].batch_size == 20
     assert batch["user"].x.shape == (batch["user"].num_nodes, 4)
     assert "num_sampled_edges" not in batch
@@ -308,7 +410,6 @@ def test_options_that_cannot_be_are_refused(options: Any, error: type[Exception]
     "more",
     [
         {"disjoint": True},
-        {"weight_attr": "w"},
         {"replace": True},
         {"time_attr": "t"},
         {"subgraph_type": "induced"},
@@ -322,11 +423,138 @@ def test_what_has_no_meaning_for_pagerank_is_refused_by_name(more: Any) -> None:
         DistNeighborLoader(dataset, [2], sampler_options=PPRSamplerOptions(), **OPTIONS)
 
 
-def test_links_and_anchors_have_no_pagerank() -> None:
-    dataset = DistDataset.from_pyg(homogeneous())
+def test_links_have_no_pagerank() -> None:
     with pytest.raises(ValueError, match="links need KHop"):
-        DistLinkNeighborLoader(dataset, [2], sampler_options=PPRSamplerOptions(), **OPTIONS)
-    with pytest.raises(ValueError, match="labels of anchors need KHop"):
-        DistABLPLoader(
-            dataset, [2], supervision_edge_type=EDGE, sampler_options=PPRSamplerOptions(), **OPTIONS
+        DistLinkNeighborLoader(
+            DistDataset.from_pyg(homogeneous()), [2], sampler_options=PPRSamplerOptions(), **OPTIONS
         )
+
+
+@settings(max_examples=60)
+@given(cases(), st.booleans())
+def test_anchors_and_labels_have_pagerank_without_the_edges_between_them(
+    case: dict[str, Any], excluded: bool
+) -> None:
+    options, edge_dir, edges = case["options"], case["edge_dir"], case["edges"]
+    likes, liked_by = ("a", "y", "b"), ("b", "x", "a")
+    anchors = [seed % COUNTS["a"] for seed in case["seeds"]]
+    dataset = DistDataset.from_pyg(
+        graph_with(edges, case["weights"]),
+        weight_attr=None if case["weights"] is None else "w",
+        num_partitions=case["partitions"],
+        assigner=case["assigner"],
+        edge_dir=edge_dir,
+    )
+    with DistABLPLoader(
+        dataset,
+        None,
+        ("a", torch.tensor(anchors)),
+        supervision_edge_type=likes,
+        exclude_targets=excluded,
+        reverse_edge_types={likes: liked_by},
+        sampler_options=options,
+        weight_attr=None if case["weights"] is None else "w",
+        batch_size=10,
+        **OPTIONS,
+    ) as loader:
+        batch = next(iter(loader))
+    pairs = sorted({pair for pair in edges[likes] if pair[0] in anchors}) if excluded else []
+    turned = [(there, here) for here, there in pairs]
+    inward, outward = (turned, pairs) if edge_dir == "in" else (pairs, turned)
+    gone = frozenset(
+        [(likes, *pair) for pair in inward] + [(liked_by, *pair) for pair in outward],
+    )
+    lists = lists_of_edges(edges, edge_dir, case["weights"])
+    labels = [
+        there
+        for here in dict.fromkeys(anchors)
+        for _, there in sorted(e for e in edges[likes] if e[0] == here)
+    ]
+    for kind, seeds in (("a", anchors), ("b", labels)):
+        found = neighbors_of(batch, kind)
+        distinct = list(dict.fromkeys(seeds))
+        assert sorted(found) == sorted(distinct)
+        assert batch[kind].n_id[: len(distinct)].tolist() == distinct
+        for seed in distinct:
+            assert found[seed] == expected_neighbors(lists, (kind, seed), options, gone)
+    positive = [batch["b"].n_id[node].item() for node in batch.y_positive[1]]
+    assert (positive, batch["a"].batch_size) == (labels, len(set(anchors)))
+    for edge_type, removed in ((likes, pairs), (liked_by, turned)) if options.include_sampled_edges else ():
+        name = next(each for each in batch.edge_types if names_of(each, edge_type, edge_dir))
+        rows = batch[name].edge_index if edge_dir == "in" else batch[name].edge_index.flip(0)
+        ends = (batch[edge_type[end]].n_id[row].tolist() for end, row in zip((0, 2), rows, strict=True))
+        assert not set(zip(*ends, strict=True)) & set(removed)
+
+
+def test_weights_are_transition_probabilities() -> None:
+    """Scores of an undirected graph with weights are below exact ones, and near them."""
+    data = preferential()
+    random = torch.Generator().manual_seed(4)
+    count = data.edge_index.shape[1] // 2
+    data.w = torch.rand(count, generator=random).repeat(2)
+    dataset = DistDataset.from_pyg(data, weight_attr="w", num_partitions=2, edge_dir="out")
+    options = PPRSamplerOptions(0.25, 1e-7, max_ppr_nodes=1000, enable_residual_topup=False)
+    dense = np.zeros((150, 150))
+    np.add.at(dense, tuple(data.edge_index.numpy()), data.w.double().numpy())
+    exact = exact_pagerank(dense / dense.sum(axis=1)[:, None], 5, 0.25)
+    [listed] = neighbors_of(first(dataset, torch.tensor([5]), options, weight_attr="w")).values()
+    scores = np.zeros(150)
+    for (_, node), score, _ in listed:
+        scores[node] = score
+    assert (scores <= exact + 1e-12).all()
+    assert np.abs(scores - exact).max() < 1e-5
+
+
+def test_channels_have_columns_of_their_own() -> None:
+    """In the order of the mapping; shares that a channel does not fill go to the others."""
+    dataset = DistDataset.from_pyg(heterogeneous(), edge_dir="out")
+    buys, bought = ("user", "buys", "item"), ("item", "rev_buys", "user")
+    ratios: Any = {PPRMetaPath((buys, bought)): 0.75, ("user", "follows", "user"): 0.25}
+    options = PPRSamplerOptions(max_ppr_nodes=8, typed_channel_ratios=ratios)
+    batch = first(dataset, ("user", torch.arange(10)), options)
+    assert batch.edge_types == [("user", "ppr", "user")]
+    seeds, attr = batch["user", "ppr", "user"].edge_index[0], batch["user", "ppr", "user"].edge_attr
+    assert attr.shape == (len(seeds), 8)
+    assert torch.equal(attr[:, 0], torch.maximum(attr[:, 2], attr[:, 5]))
+    assert torch.equal(attr[:, 1], torch.maximum(attr[:, 3], attr[:, 6]))
+    assert torch.equal(attr[:, [4, 7]], (attr[:, [2, 5]] > 0).float())
+    by_path = attr[:, 2] > attr[:, 5]
+    assert (torch.bincount(seeds[by_path], minlength=10) >= 6).all()
+    assert (torch.bincount(seeds, minlength=10) == 8).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"typed_channel_ratios": {("a", "x", "a"): 0.5}}, "must add up to 1, got 0.5"),
+        ({"typed_channel_ratios": {("a", "x", "a"): 0.0, "b": 1.0}}, r"must lie in \(0, 1\], got 0.0"),
+        ({"typed_channel_ratios": {"a": 1.0}}, "must be an edge type .* or a tuple of edge types, got 'a'"),
+        ({"typed_channel_ratios": {("user", "likes", "item"): 1.0}}, "unknown edge type .*likes"),
+        (
+            {"typed_channel_ratios": {PPRMetaPath((("item", "has", "tag"),)): 1.0}},
+            "step 0 .* would be at 'user'",
+        ),
+        (
+            {"typed_channel_ratios": {PPRMetaPath((("user", "buys", "item"),), repeat_from=0): 1.0}},
+            "cannot go on with step 0",
+        ),
+    ],
+)
+def test_channels_that_cannot_be_are_refused(options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        first(
+            DistDataset.from_pyg(heterogeneous(), edge_dir="out"),
+            ("user", None),
+            PPRSamplerOptions(**options),
+        )
+
+
+def test_paths_and_edges_that_cannot_be_are_refused() -> None:
+    for steps, repeat_from, message in (
+        ((), None, "1 to 64 steps"),
+        ((EDGE,), 1, "repeat_from must be a step"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            PPRMetaPath(steps, repeat_from)
+    with pytest.raises(ValueError, match="include_sampled_edges is for heterogeneous graphs"):
+        first(DistDataset.from_pyg(homogeneous()), None, PPRSamplerOptions(include_sampled_edges=True))

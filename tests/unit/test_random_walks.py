@@ -13,7 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch_geometric.data import Data, HeteroData
 
-from gigl_loader import DistDataset, DistLinkNeighborLoader, DistNeighborLoader, RandomWalkSamplerOptions
+from gigl_loader import (
+    DistABLPLoader,
+    DistDataset,
+    DistLinkNeighborLoader,
+    DistNeighborLoader,
+    RandomWalkSamplerOptions,
+)
 from gigl_loader.sampling import walk_sampler as walks_module
 from gigl_loader.sampling.costs import BatchBounds, BatchTooLarge
 from gigl_loader.sampling.plan import BatchPlan, ColumnPlan
@@ -200,6 +206,78 @@ def test_what_has_no_meaning_for_walks_is_refused_by_name(more: Any) -> None:
         first(dataset, None, RandomWalkSamplerOptions(2), **more)
     with pytest.raises(ValueError, match="links need KHop"):
         DistLinkNeighborLoader(dataset, [2], sampler_options=RandomWalkSamplerOptions(2), **OPTIONS)
+
+
+@pytest.mark.parametrize("edge_dir", ["in", "out"])
+@pytest.mark.parametrize("excluded", [False, True])
+def test_walks_start_at_anchors_and_labels_and_end_before_excluded_edges(
+    edge_dir: Any, excluded: bool
+) -> None:
+    data, anchors = homogeneous(), [7, 3, 7, 250, 299]
+    dataset = DistDataset.from_pyg(data, edge_dir=edge_dir, num_partitions=3, assigner="hash")
+    edges = sorted(map(tuple, data.edge_index.t().tolist()))
+    labels = [there for anchor in dict.fromkeys(anchors) for here, there in edges if here == anchor]
+    walks = RandomWalkSamplerOptions(6, 20)
+    given: dict[str, Any] = {"exclude_targets": excluded, "sampler_options": walks, "batch_size": 10}
+    with DistABLPLoader(dataset, None, torch.tensor(anchors), **given, **OPTIONS) as loader:
+        batch = next(iter(loader))
+    seeds = list(dict.fromkeys([*anchors, *labels]))
+    pairs = {pair for pair in edges if pair[0] in anchors} if excluded else set()
+    pairs |= {(there, here) for here, there in pairs}
+    path, expected = [(EDGE, lists_of(edges, edge_dir))] * 6, []
+    for number, seed in enumerate(each for each in seeds for _ in range(20)):
+        walk = oracle.random_walk(oracle.request_key(5, 0, range(5), anchors), number, seed, path)
+        cut = next((step for step in range(6) if (walk[step], walk[step + 1]) in pairs), 6)
+        expected.append([*walk[: cut + 1], *[-1] * (6 - cut)])
+    assert walked(batch) == expected
+    assert batch.n_id[: len(seeds)].tolist() == seeds
+    assert batch.n_id[batch.y_positive[1]].tolist() == labels
+    assert any(-1 in walk and walk[0] in labels for walk in expected) == excluded
+
+
+@pytest.mark.parametrize("top_k", [None, 3])
+def test_seeds_of_several_types_have_metapaths_of_their_own(top_k: int | None) -> None:
+    """Walks are numbered through the types, in their order. Without a mapping, other types have none."""
+    data = heterogeneous()
+    dataset = DistDataset.from_pyg(data, num_partitions=2, edge_dir="out")
+    buys, bought = ("user", "buys", "item"), ("item", "rev_buys", "user")
+    given: dict[str, Any] = {"supervision_edge_type": buys, "batch_size": 10, "exclude_targets": False}
+
+    def batch_of(metapath: Any) -> Any:
+        options = RandomWalkSamplerOptions(4, 5, metapath=metapath, top_k=top_k)
+        nodes = ("user", torch.tensor([4, 9]))
+        with DistABLPLoader(dataset, None, nodes, sampler_options=options, **given, **OPTIONS) as loader:
+            return next(iter(loader))
+
+    one, both = batch_of([buys, bought]), batch_of({"user": [buys, bought], "item": [bought, buys]})
+    if top_k is not None:
+        assert [each for each in both.edge_types if each[1] == "walk"] == [
+            (kind, "walk", kind) for kind in ("item", "user")
+        ]
+        assert [each for each in one.edge_types if each[1] == "walk"] == [("user", "walk", "user")]
+        owners = both["item", "walk", "item"].edge_index[1].unique()
+        assert owners.max() < len(both.y_positive[1].unique())
+        return
+    assert one.walks.shape == (10, 5)
+    assert list(both.walks) == ["item", "user"]
+    lists = {
+        each: lists_of(list(map(tuple, data[each].edge_index.t().tolist())), "out") for each in (buys, bought)
+    }
+    key, number = oracle.request_key(5, 0, range(2), [4, 9]), 0
+    for kind, steps in (("item", [bought, buys]), ("user", [buys, bought])):
+        types = [kind, steps[0][2]] * 2 + [kind]
+        count = len(both.walks[kind]) // 5
+        for row in both.walks[kind].tolist():
+            found = [-1 if at < 0 else int(both[each].n_id[at]) for each, at in zip(types, row, strict=True)]
+            start = int(
+                both[kind].n_id[number // 5 if kind == "item" else number // 5 - len(both.walks["item"]) // 5]
+            )
+            path = [(steps[step % 2], lists[steps[step % 2]]) for step in range(4)]
+            assert found == oracle.random_walk(key, number, start, path)
+            number += 1
+        assert count == (2 if kind == "user" else len(both.y_positive[1].unique()))
+    with pytest.raises(ValueError, match="is for seeds of user, item, got"):
+        batch_of({"tag": [buys]})
 
 
 def test_a_graph_without_edges_gives_walks_that_end_at_once() -> None:

@@ -39,14 +39,13 @@ from gigl_loader.partition.job import Budget, Job, available_memory
 from gigl_loader.partition.runner import Runner
 from gigl_loader.partition.stage import StageInfo
 from gigl_loader.partition.steps.weights import (
-    as_float64,
     check_weight_column,
     index_weights,
     opened,
     pieces,
     running_sums,
 )
-from gigl_loader.tensors import ArraySpec
+from gigl_loader.tensors import ArraySpec, as_float64
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -151,7 +150,7 @@ class _TimedWeightStage:
             begin, end = int(indptr[0]), int(indptr[-1])
             slots = opened(job, times_path(part, self.edge_type, self.time)).array("slots")[begin:end]
             values = opened(job, file).array(self.column)[begin:end][slots.astype(np.int64) - begin]
-            writer.append("sums", running_sums(as_float64(values, column), indptr - begin)[0])
+            writer.append("sums", running_sums(as_float64(values, column.dtype), indptr - begin)[0])
             job.advance(end - begin)
         job.finish(writer)
         return {"rows": num_edges}

@@ -17,7 +17,7 @@ from gigl_loader.errors import FormatError
 from gigl_loader.graph.manifest import Document, edges_path, topology_path, weights_path
 from gigl_loader.graph.schema import Column, type_name
 from gigl_loader.partition.stage import StageInfo
-from gigl_loader.tensors import ArraySpec
+from gigl_loader.tensors import ArraySpec, as_float64
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,7 +42,7 @@ def check_weight_column(column: Column, what: str) -> None:
 
 def check_weights(values: Array, column: Column, where: Callable[[int], str]) -> None:
     """Raise ``FormatError`` naming the place of the first value that is no weight."""
-    weights = as_float64(values, column)
+    weights = as_float64(values, column.dtype)
     if (row := first_true(~(np.isfinite(weights) & (weights >= 0)))) is not None:
         raise FormatError(f"{where(row)}: a weight is finite and not negative, got {weights[row]:g}")
 
@@ -89,7 +89,7 @@ class _WeightStage:
             values = opened(job, file).array(self.column)[begin:end]
             if self.check:
                 check_weights(values, column, partial(_where, file, self.column, begin))
-            sums, counts = running_sums(as_float64(values, column), indptr - begin)
+            sums, counts = running_sums(as_float64(values, column.dtype), indptr - begin)
             writer.append("sums", sums)
             writer.append("counts", counts)
             job.advance(end - begin)
@@ -139,14 +139,6 @@ def _piece(indptr: Int64Array, first: int, rows: int) -> Int64Array:
     """Return the bounds of the lists from ``first`` on that have ``rows`` edges together, or of one list."""
     end = int(np.searchsorted(indptr, indptr[first] + rows, side="right")) - 1
     return indptr[first : min(max(end, first + 1), first + rows) + 1]
-
-
-def as_float64(values: Array, column: Column) -> Float64Array:
-    """Return the numbers of a column, [E] or [E, 1], as float64 [E]."""
-    values = values.reshape(-1)
-    if column.dtype == "BF16":
-        return (values.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
-    return values.astype(np.float64)
 
 
 def opened(job: Job, name: str) -> Document:

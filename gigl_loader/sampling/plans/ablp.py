@@ -14,6 +14,9 @@ from gigl_loader.sampling.khop import KHop
 from gigl_loader.sampling.labels import LABEL_HOP, LabelLookup, distinct_ranks
 from gigl_loader.sampling.neighbor_sampler import open_sampler
 from gigl_loader.sampling.partitioned import PartitionedStore
+from gigl_loader.sampling.plans.ppr import PPR
+from gigl_loader.sampling.plans.walks import Walks
+from gigl_loader.sampling.ppr_sampler import PPRSampler
 from gigl_loader.sampling.request import SEED, InputColumn
 from gigl_loader.sampling.seeds import (
     BatchSeeds,
@@ -24,8 +27,11 @@ from gigl_loader.sampling.seeds import (
     time_inputs,
     timed,
 )
+from gigl_loader.sampling.walk_sampler import WalkSampler
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from gigl_loader.arrays import Array, Int64Array
     from gigl_loader.graph.schema import GraphSchema, LabelSign
     from gigl_loader.options import EdgeType, NodeType
@@ -39,6 +45,8 @@ NUM_ANCHORS = "num_anchors"
 
 _LOCAL = Column("I32")
 
+_AROUND: Mapping[str, type[KHop | PPR | Walks]] = {"hops": KHop, PPR.kind: PPR, Walks.kind: Walks}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ABLPPlan:
@@ -48,13 +56,17 @@ class ABLPPlan:
 
     supervision: tuple[EdgeType, ...]
     """Supervision types, ascending, each from the anchors' type to that of their labels."""
-    hops: KHop
+    hops: KHop | PPR | Walks
+    """What is sampled around the seeds."""
     max_labels: int | None = None
     """Labels that are kept of each anchor and type; ``None``: all."""
     random_negatives: int = 0
     """Nodes of each supervision type's destination that are added to a batch."""
     exclude: bool = False
-    """Remove sampled edges of a supervision type, and of its reverse, that join an anchor with a label."""
+    """Remove sampled edges of a supervision type, and of its reverses, that join an anchor with a label."""
+    reverses: tuple[tuple[EdgeType, EdgeType], ...] = ()
+    """Supervision types, each with an edge type that holds its edges the other way round, in addition to
+    what ``excluded_types`` finds by name."""
     with_times: bool = False
     """Each anchor comes with a time, that of its tree. Without, trees have the times of their anchors."""
 
@@ -67,7 +79,7 @@ class ABLPPlan:
             raise ValueError(f"max_labels must lie in [1, 2**31), got {self.max_labels}")
         if not 0 <= self.random_negatives < 2**24:
             raise ValueError(f"random_negatives must lie in [0, 2**24), got {self.random_negatives}")
-        if self.hops.num_hops > LABEL_HOP:
+        if isinstance(self.hops, KHop) and self.hops.num_hops > LABEL_HOP:
             raise ValueError(f"at most {LABEL_HOP} hops beside labels, got {self.hops.num_hops}")
         if self.random_negatives and self.hops.time_attr is not None:
             raise ValueError(
@@ -79,22 +91,32 @@ class ABLPPlan:
         return self.supervision[0][0]
 
     @property
+    def seed_types(self) -> list[NodeType]:
+        """Node types of the seeds: anchors first."""
+        return list(dict.fromkeys([self.anchor_type, *(each[2] for each in self.supervision)]))
+
+    @property
     def inputs(self) -> tuple[InputColumn, ...]:
         return (InputColumn(SEED, "I64", self.anchor_type), *time_inputs(given=self.with_times))
 
     def frame(self, schema: GraphSchema, columns: ColumnPlan) -> FrameSchema:
         computed = [array for each in self.supervision for array in self._arrays(schema, each)]
-        return self.hops.around_seeds(
-            schema,
-            columns,
-            inputs=("seeds", "input_id"),
-            computed=tuple(computed),
-            counters=(NUM_ANCHORS,),
-            extra_trees=self.random_negatives * len(self.supervision),
-        )
+        of_plan: dict[str, Any] = {
+            "inputs": ("seeds", "input_id"),
+            "computed": tuple(computed),
+            "counters": (NUM_ANCHORS,),
+            "extra_trees": self.random_negatives * len(self.supervision),
+        }
+        if isinstance(self.hops, PPR):
+            of_plan["seed_types"] = self.seed_types
+        return self.hops.around_seeds(schema, columns, **of_plan)
 
     def open(self, context: SamplerContext) -> PlanSampler:
         seeder = ABLPSeeder(context, self, context.store or PartitionedStore.whole(context.graph))
+        if isinstance(self.hops, PPR):
+            return PPRSampler(context, self.hops, self.seed_types, seeder)
+        if isinstance(self.hops, Walks):
+            return WalkSampler(context, self.hops, seeder, per_entry=False)
         return open_sampler(context, self.hops, seeder)
 
     def check_here(self) -> None:
@@ -104,9 +126,13 @@ class ABLPPlan:
         return {
             "supervision": [list(each) for each in self.supervision],
             **self.hops.to_json(),
+            **({} if isinstance(self.hops, KHop) else {"around": self.hops.kind}),
             "max_labels": self.max_labels,
             "random_negatives": self.random_negatives,
             "exclude": self.exclude,
+            **(
+                {"reverses": [list(each) for pair in self.reverses for each in pair]} if self.reverses else {}
+            ),
             **({"with_times": True} if self.with_times else {}),
         }
 
@@ -116,20 +142,30 @@ class ABLPPlan:
         if cap is not None and type(cap) is not int:
             raise ValueError("max_labels is a whole number or null")
         known = [*fields.schema.edges, *fields.schema.label_types]
+        reverses = fields.edge_types("reverses", known, [])
+        around = fields.text("around", "hops")
+        if around not in _AROUND:
+            raise ValueError(f"nothing is sampled by {around[:100]!r}; known: {', '.join(_AROUND)}")
+        if len(reverses) % 2:
+            raise ValueError("reverses are pairs of edge types")
         plan = cls(
             supervision=fields.edge_types("supervision", known),
-            hops=KHop.read(fields),
+            hops=_AROUND[around].read(fields),
             max_labels=cap,
             random_negatives=fields.whole("random_negatives"),
             exclude=fields.flag("exclude"),
+            reverses=tuple(zip(reverses[::2], reverses[1::2], strict=True)),
             with_times=fields.flag("with_times", False),
         )
-        plan.check_times(fields.schema)
+        plan.check(fields.schema)
         return plan
 
-    def check_times(self, schema: GraphSchema) -> None:
-        """Raise ``ValueError`` unless the times of trees are known."""
+    def check(self, schema: GraphSchema) -> None:
+        """Raise ``ValueError`` unless the times of trees are known, and reverses join the right types."""
         check_entry_times(schema, self.anchor_type, self.hops, given=self.with_times)
+        for edge_type, reverse in self.reverses:
+            if reverse not in schema.edges or (reverse[2], reverse[0]) != (edge_type[0], edge_type[2]):
+                raise ValueError(f"{reverse} are no edges from {edge_type[2]!r} to {edge_type[0]!r}")
 
     def _arrays(self, schema: GraphSchema, edge_type: EdgeType) -> list[FrameArray]:
         anchor, _, label = map(type_name, edge_type)
@@ -164,19 +200,22 @@ def random_array(edge_type: EdgeType) -> str:
     return f"label/{type_name(edge_type)}/random"
 
 
-def reverse_type(schema: GraphSchema, edge_type: EdgeType) -> EdgeType | None:
-    """Return the type that holds the edges of a type the other way round.
+def excluded_types(
+    schema: GraphSchema, edge_type: EdgeType, reverses: Sequence[tuple[EdgeType, EdgeType]]
+) -> dict[tuple[EdgeType, bool], None]:
+    """Return the edge types that join anchors with labels of a supervision type: True for the reverse ones.
 
-    It is the declared one, else that by PyG's rule of names: the type itself in a homogeneous graph.
+    They are the type itself, its reverses by PyG's rule of names, as declared, and as in ``reverses``; in a
+    homogeneous graph, its edge type in both directions, whatever the supervision type is called.
     """
-    if edge_type in schema.reverses:
-        return schema.reverses[edge_type]
+    if schema.homogeneous:
+        return {(each, turned): None for each in schema.edges for turned in (False, True)}
     source, relation, destination = edge_type
     names = [f"rev_{relation}", *([relation[4:]] if relation.startswith("rev_") else [])]
-    found = [(destination, name, source) for name in names]
-    if schema.homogeneous:
-        found.append(edge_type)
-    return next((each for each in found if each in schema.edges), None)
+    turned_types = [(destination, name, source) for name in names]
+    turned_types += [reverse for each, reverse in (*schema.reverses.items(), *reverses) if each == edge_type]
+    found = {(edge_type, False): None, **{(each, True): None for each in turned_types}}
+    return {key: None for key in found if key[0] in schema.edges}
 
 
 class ABLPSeeder:
@@ -198,7 +237,8 @@ class ABLPSeeder:
         }
         self._times = EntryTimes(context, plan.anchor_type, plan.hops, given=plan.with_times)
         self._inward = graph.schema.edge_dir == "in"
-        self._edge_types = [each for each in graph.schema.edges if each in plan.hops.num_neighbors]
+        known = plan.hops.num_neighbors if isinstance(plan.hops, KHop) else graph.schema.edges
+        self._edge_types = [each for each in graph.schema.edges if each in known]
 
     def seeds(self, request: BatchRequest, bounds: BatchBounds) -> BatchSeeds:
         plan, anchors = self._plan, request.inputs[SEED]
@@ -234,7 +274,7 @@ class ABLPSeeder:
             owners = np.repeat(np.arange(len(distinct), dtype=np.int32), labels.counts)
             indices[names.anchors] = owners
             indices[names.labels] = place = add(edge_type[2], labels.nodes, owners)
-            if sign == "positive" and plan.exclude:
+            if plan.exclude:
                 excluded += self._exclusions(edge_type, owners, np.arange(place.start, place.stop))
         if plan.random_negatives:
             for number, edge_type in enumerate(plan.supervision):
@@ -257,9 +297,11 @@ class ABLPSeeder:
         return self._graph.at_ranks(edge_type[2], ranks)
 
     def _exclusions(self, edge_type: EdgeType, anchors: Array, labels: Array) -> list[Exclusion]:
-        reverse = reverse_type(self._graph.schema, edge_type)
         return [
-            Exclusion(self._edge_types.index(each), *((end, begin) if self._inward else (begin, end)))
-            for each, begin, end in ((edge_type, anchors, labels), (reverse, labels, anchors))
+            Exclusion(
+                self._edge_types.index(each),
+                *((anchors, labels) if turned == self._inward else (labels, anchors)),
+            )
+            for each, turned in excluded_types(self._graph.schema, edge_type, self._plan.reverses)
             if each in self._edge_types
         ]

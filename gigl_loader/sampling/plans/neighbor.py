@@ -12,7 +12,7 @@ from gigl_loader.sampling.request import SEED, InputColumn
 from gigl_loader.sampling.seeds import EntryTimes, NodeSeeder, check_entry_times, time_inputs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import NodeType
@@ -74,6 +74,11 @@ class KHopNeighborSamplerOptions:
 
     def plan(self, schema: GraphSchema, seed_type: NodeType, arguments: SamplerArguments) -> NeighborPlan:
         return NeighborPlan.around(schema, seed_type, replace(arguments, draw=self.draw))
+
+    def around(
+        self, schema: GraphSchema, seed_types: Sequence[NodeType], arguments: SamplerArguments
+    ) -> KHop:
+        return KHop.of(schema, replace(arguments, draw=self.draw))
 
 
 @dataclass(frozen=True, slots=True)

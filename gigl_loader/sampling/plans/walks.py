@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from gigl_loader.graph.schema import Column, type_name
 from gigl_loader.options import known_edge_type, whole_number
 from gigl_loader.sampling.frame_schema import FrameArray, FrameSchema
 from gigl_loader.sampling.request import SEED, InputColumn
-from gigl_loader.sampling.walk_sampler import MAX_STEPS, VISITS, WALKS, WalkSampler
+from gigl_loader.sampling.seeds import NodeSeeder
+from gigl_loader.sampling.walk_sampler import MAX_STEPS, WalkSampler, visit_arrays, walk_array
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType, NodeType
@@ -23,17 +25,39 @@ if TYPE_CHECKING:
 _LOCAL = Column("I32")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WalkPlan:
-    """Random walks from seed nodes of one type."""
-
-    kind: ClassVar[str] = "walk"
+class WalkPath(NamedTuple):
+    """The edge types that walks from seeds of one type follow."""
 
     seed_type: NodeType
-    path: tuple[EdgeType, ...]
-    """Edge type of each step."""
+    steps: tuple[EdgeType, ...]
     period: int = 1
     """Steps after which the path repeats. Visits count at these steps."""
+
+    def node_types(self, schema: GraphSchema) -> list[NodeType]:
+        """Return the node type before each step, and after the last."""
+        return [self.seed_type, *(schema.neighbor_type(each) for each in self.steps)]
+
+    def check(self, schema: GraphSchema) -> None:
+        """Raise ``ValueError`` unless each step begins where the one before ended."""
+        for here, edge_type in zip(self.node_types(schema), self.steps, strict=False):
+            target = schema.target_type(edge_type)
+            if target != here:
+                raise ValueError(
+                    f"walks follow lists of {edge_type} from nodes of type {target!r} to "
+                    f"{schema.neighbor_type(edge_type)!r}, and would be at {here!r}"
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walks:
+    """Random walks from the seeds of a batch."""
+
+    kind: ClassVar[str] = "walk"
+    disjoint: ClassVar[bool] = False
+    time_attr: ClassVar[str | None] = None
+
+    paths: tuple[WalkPath, ...]
+    """By node type of the seeds, ascending. Seeds of other types have no walks."""
     walks_per_seed: int
     p: float = 1.0
     q: float = 1.0
@@ -41,10 +65,14 @@ class WalkPlan:
     """Keep the most visited nodes in place of the walks."""
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.path) <= MAX_STEPS:
-            raise ValueError(f"walk_length must lie in [1, {MAX_STEPS}], got {len(self.path)}")
-        if not 1 <= self.period <= len(self.path):
-            raise ValueError(f"the path of {len(self.path)} steps cannot repeat after {self.period}")
+        types = [each.seed_type for each in self.paths]
+        if not types or types != sorted(set(types)):
+            raise ValueError("walks have a path, one for each node type at which they start, ascending")
+        for path in self.paths:
+            if not 1 <= len(path.steps) <= MAX_STEPS:
+                raise ValueError(f"walk_length must lie in [1, {MAX_STEPS}], got {len(path.steps)}")
+            if not 1 <= path.period <= len(path.steps):
+                raise ValueError(f"the path of {len(path.steps)} steps cannot repeat after {path.period}")
         if not 1 <= self.walks_per_seed < 2**20:
             raise ValueError(f"walks_per_seed must lie in [1, 2**20), got {self.walks_per_seed}")
         if self.top_k is not None and not 1 <= self.top_k < 2**31:
@@ -52,98 +80,153 @@ class WalkPlan:
         for name, value in (("p", self.p), ("q", self.q)):
             if not (math.isfinite(value) and 1e-6 <= value <= 1e6):
                 raise ValueError(f"{name} must lie in [1e-6, 1e6], got {value}")
-        if not self.p == self.q == 1 and len(set(self.path)) > 1:
+        if not self.p == self.q == 1 and any(len(set(path.steps)) > 1 for path in self.paths):
             raise ValueError("p and q are for walks over one edge type: leave them out with a metapath")
 
-    @property
-    def inputs(self) -> tuple[InputColumn, ...]:
-        return (InputColumn(SEED, "I64", self.seed_type),)
+    def around_seeds(
+        self,
+        schema: GraphSchema,
+        columns: ColumnPlan,
+        *,
+        computed: tuple[FrameArray, ...] = (),
+        per_entry: bool = False,
+        **of_plan: Any,
+    ) -> FrameSchema:
+        """Return the frames of a plan that walks so from the distinct seeds, or from each entry of a request.
 
-    def frame(self, schema: GraphSchema, columns: ColumnPlan) -> FrameSchema:
+        ``of_plan``: what else ``FrameSchema`` is to know.
+        """
+        arrays = (array for each in self.paths for array in self._arrays(schema, each, per_entry=per_entry))
         return FrameSchema.around_seeds(
             schema,
             columns,
-            seed_type=self.seed_type,
             num_hops=1,
             edge_types=[],
             with_edge=False,
-            computed=tuple(self._arrays(schema)),
+            computed=(*computed, *arrays),
+            **of_plan,
         )
-
-    def open(self, context: SamplerContext) -> PlanSampler:
-        return WalkSampler(
-            context,
-            self.seed_type,
-            self.path,
-            period=self.period,
-            walks_per_seed=self.walks_per_seed,
-            p=self.p,
-            q=self.q,
-            top_k=self.top_k,
-        )
-
-    def check_here(self) -> None:
-        """Do nothing: the library has all that it takes."""
 
     def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
         return {
-            "seed_type": self.seed_type,
-            "path": [list(each) for each in self.path],
-            "period": self.period,
-            "walks_per_seed": self.walks_per_seed,
-            "p": self.p,
-            "q": self.q,
-            "top_k": self.top_k,
+            "paths": [
+                [each.seed_type, each.period, [list(step) for step in each.steps]] for each in self.paths
+            ],
+            **{name: getattr(self, name) for name in ("walks_per_seed", "p", "q", "top_k")},
         }
 
     @classmethod
-    def from_json(cls, fields: PlanFields) -> WalkPlan:
+    def read(cls, fields: PlanFields, paths: Sequence[WalkPath] | None = None) -> Walks:
+        """Read the fields of a plan from outside. ``ValueError`` names the rule that is broken."""
         top_k = fields.take("top_k")
         p, q = fields.take("p"), fields.take("q")
         if top_k is not None and type(top_k) is not int:
             raise ValueError("top_k is a whole number or null")
         if type(p) not in (int, float) or type(q) not in (int, float):
             raise ValueError("p and q are numbers")
-        plan = cls(
-            seed_type=fields.node_type("seed_type"),
-            path=fields.edge_types("path"),
-            period=fields.whole("period"),
+        walks = cls(
+            paths=tuple(_read_paths(fields) if paths is None else paths),
             walks_per_seed=fields.whole("walks_per_seed"),
             p=float(p),
             q=float(q),
             top_k=top_k,
         )
-        _check_path(fields.schema, plan.seed_type, plan.path)
-        return plan
+        for each in walks.paths:
+            each.check(fields.schema)
+        return walks
 
-    def _arrays(self, schema: GraphSchema) -> list[FrameArray]:
-        types = step_types(schema, self.seed_type, self.path)
-        names = tuple(map(type_name, types))
+    def _arrays(self, schema: GraphSchema, path: WalkPath, *, per_entry: bool) -> list[FrameArray]:
+        names = tuple(map(type_name, path.node_types(schema)))
         if self.top_k is None:
-            per_entry = self.walks_per_seed * len(types)
-            return [FrameArray(WALKS, _LOCAL, "computed", nodes=names, per_entry=per_entry)]
-        seed, node, share = VISITS
+            count = self.walks_per_seed * len(names) if per_entry else None
+            return [FrameArray(walk_array(path.seed_type), _LOCAL, "computed", nodes=names, per_entry=count)]
+        seed, node, share = visit_arrays(path.seed_type)
         return [
-            FrameArray(seed, _LOCAL, "computed", indexes=type_name(self.seed_type)),
-            FrameArray(node, _LOCAL, "computed", nodes=(names[self.period],), as_long_as=seed),
+            FrameArray(seed, _LOCAL, "computed", indexes=type_name(path.seed_type)),
+            FrameArray(node, _LOCAL, "computed", nodes=(names[path.period],), as_long_as=seed),
             FrameArray(share, Column("F32"), "computed", as_long_as=seed),
         ]
 
 
-def step_types(schema: GraphSchema, seed_type: NodeType, path: Sequence[EdgeType]) -> list[NodeType]:
-    """Return the node type before each step, and after the last."""
-    return [seed_type, *(schema.neighbor_type(each) for each in path)]
+def _read_paths(fields: PlanFields) -> Iterator[WalkPath]:
+    listed = fields.take("paths")
+    for each in listed if isinstance(listed, list) else [None]:
+        if not isinstance(each, list) or len(each) != 3 or type(each[1]) is not int:
+            raise ValueError("paths are lists of a node type, a period and edge types")
+        if not isinstance(each[0], str) or each[0] not in fields.schema.nodes:
+            raise ValueError("paths start at node types of the graph")
+        yield WalkPath(each[0], fields.listed_edge_types(each[2], "a path"), each[1])
 
 
-def _check_path(schema: GraphSchema, seed_type: NodeType, path: Sequence[EdgeType]) -> None:
-    """Raise ``ValueError`` unless each step begins where the one before ended."""
-    for here, edge_type in zip(step_types(schema, seed_type, path), path, strict=False):
-        target = schema.target_type(edge_type)
-        if target != here:
-            raise ValueError(
-                f"walks follow lists of {edge_type} from nodes of type {target!r} to "
-                f"{schema.neighbor_type(edge_type)!r}, and would be at {here!r}"
-            )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WalkPlan:
+    """Random walks from each entry of a request, nodes of one type. Fields are those of ``Walks``."""
+
+    kind: ClassVar[str] = "walk"
+
+    seed_type: NodeType
+    path: tuple[EdgeType, ...]
+    period: int = 1
+    walks_per_seed: int
+    p: float = 1.0
+    q: float = 1.0
+    top_k: int | None = None
+
+    def __post_init__(self) -> None:
+        _ = self.walks  # Checked at birth.
+
+    @property
+    def walks(self) -> Walks:
+        return Walks(
+            paths=(WalkPath(self.seed_type, self.path, self.period),),
+            walks_per_seed=self.walks_per_seed,
+            p=self.p,
+            q=self.q,
+            top_k=self.top_k,
+        )
+
+    @property
+    def inputs(self) -> tuple[InputColumn, ...]:
+        return (InputColumn(SEED, "I64", self.seed_type),)
+
+    def frame(self, schema: GraphSchema, columns: ColumnPlan) -> FrameSchema:
+        return self.walks.around_seeds(schema, columns, seed_type=self.seed_type, per_entry=True)
+
+    def open(self, context: SamplerContext) -> PlanSampler:
+        return WalkSampler(context, self.walks, NodeSeeder(context, self.seed_type), per_entry=True)
+
+    def check_here(self) -> None:
+        """Do nothing: the library has all that it takes."""
+
+    def to_json(self) -> dict[str, Any]:
+        rest = self.walks.to_json()
+        del rest["paths"]
+        return {
+            "seed_type": self.seed_type,
+            "path": [list(each) for each in self.path],
+            "period": self.period,
+            **rest,
+        }
+
+    @classmethod
+    def from_json(cls, fields: PlanFields) -> WalkPlan:
+        path = WalkPath(fields.node_type("seed_type"), fields.edge_types("path"), fields.whole("period"))
+        return cls.of(Walks.read(fields, [path]))
+
+    @classmethod
+    def of(cls, walks: Walks) -> WalkPlan:
+        """Return the plan of walks from seeds of one type."""
+        [path] = walks.paths
+        return cls(
+            seed_type=path.seed_type,
+            path=path.steps,
+            period=path.period,
+            walks_per_seed=walks.walks_per_seed,
+            p=walks.p,
+            q=walks.q,
+            top_k=walks.top_k,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +249,8 @@ class RandomWalkSamplerOptions:
     ``metapath``
         Edge types of the steps, in order, repeated until ``walk_length``: each leads on from where the one
         before ended. Needed where there are several edge types. With ``top_k``, only nodes at which the
-        metapath ends are counted.
+        metapath ends are counted. Around anchors and their labels, a mapping of node type to metapath gives
+        one for seeds of each type; without it, all seeds of the type at which the metapath begins have walks.
     ``top_k``
         How many nodes to keep of each seed.
 
@@ -178,10 +262,15 @@ class RandomWalkSamplerOptions:
     walks_per_seed: int = 1
     p: float = 1.0
     q: float = 1.0
-    metapath: Sequence[EdgeType] | None = None
+    metapath: Sequence[EdgeType] | Mapping[NodeType, Sequence[EdgeType]] | None = None
     top_k: int | None = None
 
     def plan(self, schema: GraphSchema, seed_type: NodeType, arguments: SamplerArguments) -> WalkPlan:
+        return WalkPlan.of(self.around(schema, [seed_type], arguments))
+
+    def around(
+        self, schema: GraphSchema, seed_types: Sequence[NodeType], arguments: SamplerArguments
+    ) -> Walks:
         for name in ("num_neighbors", "replace", "weight_attr", "disjoint", "time_attr"):
             if getattr(arguments, name):
                 raise ValueError(
@@ -190,20 +279,36 @@ class RandomWalkSamplerOptions:
         if arguments.subgraph_type != "directional":
             raise ValueError("subgraph_type has no meaning for random walks: leave it out")
         length = whole_number("walk_length", self.walk_length, minimum=1)
-        metapath = _metapath(schema, self.metapath)
-        path = tuple(metapath[step % len(metapath)] for step in range(min(length, MAX_STEPS + 1)))
-        if length < len(metapath):
-            raise ValueError(f"walk_length {length} is less than the {len(metapath)} steps of the metapath")
-        _check_path(schema, seed_type, path)
-        return WalkPlan(
-            seed_type=seed_type,
-            path=path,
-            period=len(metapath),
+        if isinstance(self.metapath, Mapping):
+            unknown = [each for each in self.metapath if each not in seed_types]
+            if unknown or not self.metapath:
+                raise ValueError(
+                    f"metapath by node type is for seeds of {', '.join(seed_types)}, got {unknown}"
+                )
+            paths = [_path(schema, each, self.metapath[each], length) for each in sorted(self.metapath)]
+        else:
+            first = _path(schema, seed_types[0], self.metapath, length)
+            begins = {schema.target_type(first.steps[0]), seed_types[0]}
+            paths = [first._replace(seed_type=each) for each in sorted(begins.intersection(seed_types))]
+        for each in paths:
+            each.check(schema)
+        return Walks(
+            paths=tuple(paths),
             walks_per_seed=whole_number("walks_per_seed", self.walks_per_seed, minimum=1),
             p=float(self.p),
             q=float(self.q),
             top_k=None if self.top_k is None else whole_number("top_k", self.top_k, minimum=1),
         )
+
+
+def _path(
+    schema: GraphSchema, seed_type: NodeType, given: Sequence[EdgeType] | None, length: int
+) -> WalkPath:
+    metapath = _metapath(schema, given)
+    if length < len(metapath):
+        raise ValueError(f"walk_length {length} is less than the {len(metapath)} steps of the metapath")
+    steps = tuple(metapath[step % len(metapath)] for step in range(min(length, MAX_STEPS + 1)))
+    return WalkPath(seed_type, steps, len(metapath))
 
 
 def _metapath(schema: GraphSchema, given: Sequence[EdgeType] | None) -> list[EdgeType]:
