@@ -33,8 +33,6 @@ WORDS = {
     "rev_...",
     "root_n_id",
     "worker_options=",
-    "typed_channel_ratios",
-    "include_sampled_edges",
     "DistributedSampler",
     "trim_to_layer",
     'if __name__ == "__main__":',
