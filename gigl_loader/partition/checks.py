@@ -40,8 +40,16 @@ class _Faults:
     options: list[str] = field(default_factory=list)
     renamed: dict[NodeType | EdgeType, set[str]] = field(default_factory=dict)
     """Columns that the options give a role, by type of the table."""
+    texts: dict[NodeType, str] = field(default_factory=dict)
+    """Tables whose ends name the nodes of a type by texts."""
     hopeless: bool = False
     """No option helps."""
+
+    def note_ends(self, kind: EdgeType, table: Table, ends: Mapping[str, Kind]) -> None:
+        """Remember which types the ends of a table name by texts."""
+        for end, node_type in (("src", kind[0]), ("dst", kind[2])):
+            if ends.get(end) == TEXT:
+                self.texts.setdefault(node_type, table.name)
 
 
 def check_tables(tables: GraphTables) -> None:
@@ -77,11 +85,15 @@ def _find_missing_ends(tables: GraphTables, faults: _Faults) -> None:
         wanted = ("src", "dst") if relation is None else ("src", relation, "dst")
         missing = [name for name in wanted if name not in table.columns]
         if not missing:
+            faults.note_ends(kind, table, table.columns)
             continue
         if first_line := _first_row(table, ends=True):
             _find_no_header(faults, kind, table, first_line)
-            for option, value in _edge_columns(wanted, reader_of(table)):
-                faults.options += [option, option_for(tables, kind, value)]
+            named = _edge_columns(wanted, reader_of(table))
+            faults.note_ends(kind, table, named)
+            faults.options += ["--csv-columns", option_for(tables, kind, ",".join(named))]
+            if unkept := [name for name, held in named.items() if held == TEXT and name not in wanted]:
+                faults.options += ["--drop", option_for(tables, kind, ",".join(unkept))]
             continue
         listed = ", ".join(map(repr, table.columns)) or "none"
         none = " and none ".join(map(repr, missing))
@@ -89,6 +101,8 @@ def _find_missing_ends(tables: GraphTables, faults: _Faults) -> None:
         likely = _likely_ends(kind, table, missing)
         faults.hopeless |= not likely
         faults.renamed[kind] = set(likely)
+        renamed = {likely.get(name, name): held for name, held in table.columns.items()}
+        faults.note_ends(kind, table, renamed)
         for old, new in likely.items():
             faults.options += ["--rename", option_for(tables, kind, f"{source_of(table, old)}={new}")]
     for node_type, entry in tables.nodes.items():
@@ -99,6 +113,15 @@ def _find_missing_ends(tables: GraphTables, faults: _Faults) -> None:
             names = ["id", *(f"column{at}" for at in range(2, 1 + count))]
             _find_no_header(faults, node_type, entry.rows, first_line)
             faults.options += ["--csv-columns", option_for(tables, node_type, ",".join(names))]
+        elif node_type in faults.texts and (likely_id := _likely_id(node_type, entry.rows)):
+            listed = ", ".join(map(repr, entry.rows.columns))
+            faults.problems.append(
+                f"{entry.rows.name}: no column 'id', and {faults.texts[node_type]} names nodes of type "
+                f"{node_type!r} by texts; columns: {listed}"
+            )
+            faults.renamed[node_type] = {likely_id}
+            old = source_of(entry.rows, likely_id)
+            faults.options += ["--rename", option_for(tables, node_type, f"{old}=id")]
 
 
 def _find_no_header(faults: _Faults, kind: NodeType | EdgeType, table: Table, first_line: str) -> None:
@@ -121,15 +144,21 @@ def _first_row(table: Table, *, ends: bool) -> str | None:
     return repr(",".join(names)) if ends and getattr(reader, "repeats_header", False) else None
 
 
-def _edge_columns(roles: Sequence[str], reader: Table) -> list[tuple[str, str]]:
-    """Return options that name the columns of edges without a header: of three texts, the last is an end."""
+def _likely_id(node_type: NodeType, table: Table) -> str | None:
+    """Return the column of texts that may be the ids, by its name, else the first."""
+    texts = [name for name, held in table.columns.items() if held == TEXT and name not in NODE_ROLES]
+    words = {"id", "name", "key", "code", node_type.lower()}
+    return next((name for name in texts if words & _words_in(name)), next(iter(texts), None))
+
+
+def _edge_columns(roles: Sequence[str], reader: Table) -> dict[str, Kind]:
+    """Return names for the columns of edges without a header: of three texts, the last is an end."""
     kinds = list(reader.columns.values())
     names = list(roles)
     if len(roles) == 2 and len(kinds) > 2 and kinds[:3] == [TEXT] * 3:
         names.insert(1, "column2")
     names += [f"column{at + 1}" for at in range(len(names), len(kinds))]
-    unkept = [name for name, kind in zip(names, kinds, strict=False) if kind == TEXT and name not in roles]
-    return [("--csv-columns", ",".join(names)), *([("--drop", ",".join(unkept))] if unkept else [])]
+    return dict(zip(names, kinds, strict=False))
 
 
 def _likely_ends(kind: EdgeType, table: Table, missing: Sequence[str]) -> dict[str, str]:

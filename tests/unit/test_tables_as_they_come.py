@@ -38,6 +38,7 @@ FILES = {
     "items.csv": "5,0.5\n6,0.25\n",
     "both.csv": "src,dst,name\n0,1,a\n",
     "named.csv": "id,name\n0,1\n1,2\n",
+    "people.csv": ",town,name\n0,Ulm,ann\n1,Ulm,bob\n2,Bonn,cat\n",
     "texts.csv": "id,feature\n0,a\n1,b\n",
 }
 
@@ -100,6 +101,14 @@ REFUSED: dict[str, tuple[str, list[str], tuple[int, int]]] = {
         (2, 1),
     ),
     "a text under another name": ("--nodes texts.csv", ["--drop feature"], (2, 0)),
+    "ids of nodes that edges name by texts": (
+        "--nodes ent=people.csv --edges ent,@rel,ent=triples.tsv",
+        [
+            "people.csv: no column 'id', and triples.tsv names nodes of type 'ent' by texts",
+            "--csv-columns ent,@rel,ent:src,rel,dst --rename ent:name=id --drop ent:town",
+        ],
+        (3, 3),
+    ),
     "unknown ids": (
         f"--nodes user=users.csv --drop name,city {FOLLOWS}",
         [
