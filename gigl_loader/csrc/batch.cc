@@ -68,15 +68,17 @@ Batch::Batch(const std::vector<NodeTypePlan>& node_types, const std::vector<Edge
   }
 }
 
-void Batch::Begin(std::span<const SeedGroup> groups, int64_t max_edges) {
+void Batch::Begin(std::span<const SeedGroup> groups, int64_t max_edges, std::span<const int64_t> tree_times) {
   room_ = BatchRoom(max_edges);
   inducing_ = false;
+  monotone_ = !tree_times.empty();
   collect_ = induced_ ? Collect{false, false} : wanted_;
   for (BatchEdges& edges : edges_) edges.Clear();
   for (BatchNodes& nodes : nodes_) {
     std::visit([](auto& table) { table.Clear(); }, nodes.table);
     nodes.frontier_begin = nodes.frontier_end = 0;
     nodes.per_hop.clear();
+    nodes.bounds.Clear();
   }
   size_t num_seeds = 0;
   for (const SeedGroup& group : groups) {
@@ -95,6 +97,10 @@ void Batch::Begin(std::span<const SeedGroup> groups, int64_t max_edges) {
   int32_t* locals = seed_locals_.data();
   for (const SeedGroup& group : groups) {
     std::visit([&](auto& table) { table.InsertAll(group.seeds, locals); }, nodes_[group.type].table);
+    if (monotone_) {
+      nodes_[group.type].Bound({locals, group.seeds.size()},
+                               [&](size_t seed) { return tree_times[TreeOf(group.seeds[seed])]; });
+    }
     locals += group.seeds.size();
   }
   EndHop();
@@ -207,7 +213,7 @@ void Batch::EndHop() {
 size_t Batch::nbytes() const {
   size_t total = directions_.nbytes() + merged_.nbytes();
   for (const BatchNodes& nodes : nodes_) {
-    total += std::visit([](const auto& table) { return table.nbytes(); }, nodes.table);
+    total += std::visit([](const auto& table) { return table.nbytes(); }, nodes.table) + nodes.bounds.nbytes();
   }
   for (const BatchEdges& edges : edges_) {
     total += edges.rows.nbytes() + edges.colptr.nbytes() + edges.edge_ids.nbytes() + edges.slots.nbytes();

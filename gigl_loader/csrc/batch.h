@@ -36,6 +36,16 @@ struct BatchNodes {
   int64_t frontier_begin = 0;
   int64_t frontier_end = 0;
   std::vector<int64_t> per_hop;  // seeds, then the new ones of each hop
+  // Of a monotone batch: of each node, the time of its tree, or of the edge by which it was first seen.
+  Buffer<int64_t> bounds;
+
+  // Gives bounds to the nodes that edges have added: time_of(e) is that of the edge to the local node rows[e].
+  template <typename TimeOf>
+  void Bound(std::span<const int32_t> rows, TimeOf time_of) {
+    for (size_t e = 0; e < rows.size(); ++e) {
+      if (static_cast<size_t>(rows[e]) == bounds.size()) bounds.Push(time_of(e));
+    }
+  }
 
   std::span<const int64_t> names() const {
     return std::visit([](const auto& t) { return t.nodes(); }, table);
@@ -118,9 +128,11 @@ class Batch {
   Batch(const std::vector<NodeTypePlan>& node_types, const std::vector<EdgeEnds>& edge_types, Collect collect,
         bool disjoint = false, bool induced = false);
 
-  // Starts over with these seeds, one group after the other; those that repeat collapse. Throws
-  // std::out_of_range for a seed outside its type, or with a tree where there are none.
-  void Begin(std::span<const SeedGroup> groups, int64_t max_edges = INT64_MAX);
+  // Starts over with these seeds, one group after the other; those that repeat collapse. `tree_times` are those of
+  // all trees, in a monotone batch. Throws std::out_of_range for a seed outside its type, or with a tree where there
+  // are none.
+  void Begin(std::span<const SeedGroup> groups, int64_t max_edges = INT64_MAX,
+             std::span<const int64_t> tree_times = {});
 
   // The local index of every seed, through all groups.
   std::span<const int32_t> seed_locals() const { return seed_locals_; }
@@ -150,6 +162,7 @@ class Batch {
   bool disjoint() const { return disjoint_; }
   bool induced() const { return induced_; }
   bool inducing() const { return inducing_; }  // after BeginInduced
+  bool monotone() const { return monotone_; }
   BatchRoom& room() { return room_; }
   const BatchRoom& room() const { return room_; }
 
@@ -173,6 +186,7 @@ class Batch {
   const bool disjoint_;
   const bool induced_;
   bool inducing_ = false;
+  bool monotone_ = false;
   BatchRoom room_;
   Buffer<Direction> directions_;  // scratch of BothDirections
   Buffer<int32_t> merged_;

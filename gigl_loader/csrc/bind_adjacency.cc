@@ -28,14 +28,15 @@ void BindBuildAdjacency(const Array<const int64_t>& targets, const Array<const i
                          std::to_string(indptr.shape(0) - 1) + ")");
 }
 
-HopDraw CheckedDraw(uint64_t key, uint32_t address, int hop, const DrawRule& rule, bool disjoint, const TreeTimes& times,
-                    std::span<const int64_t> targets) {
+HopDraw CheckedDraw(uint64_t key, uint32_t address, int hop, const DrawRule& rule, bool disjoint, const Times& times,
+                    const Times& starts, std::span<const int64_t> targets) {
   Require(address < (1u << 24), "an address has 24 bits");
   Require(hop >= 0 && hop < 254, "a hop lies in [0, 254)");
   if (!rule.timed()) return {key, address, hop, rule, disjoint};
   Require(disjoint && times, "a timed rule needs disjoint trees and their tree_times");
-  RequireTimes(targets, Span(*times));
-  return {key, address, hop, rule, disjoint, Span(*times)};
+  const TreeSpans trees{SpanOf(times), SpanOf(starts)};
+  RequireTimes(targets, trees, rule.window);
+  return {key, address, hop, rule, disjoint, trees};
 }
 
 // An array of either width as Python gets it; None where it was not asked for.
@@ -46,8 +47,9 @@ nb::object HandOverEither(NarrowOrWide&& buffer) {
 nb::tuple BindDrawHop(const Adjacency& adjacency, const NodeIds& node_ids, int64_t num_neighbors,
                       const Array<const int64_t>& targets, uint64_t key, uint32_t address, int hop, const DrawRule& rule,
                       bool with_edge_ids, bool with_slots, int64_t max_edges, bool disjoint, const NodeIds& neighbor_ids,
-                      const TreeTimes& tree_times) {
-  const HopDraw draw = CheckedDraw(key, address, hop, rule, disjoint, tree_times, Span(targets));
+                      const Times& tree_times, const Times& tree_starts, const Times& bounds) {
+  const HopDraw draw = CheckedDraw(key, address, hop, rule, disjoint, tree_times, tree_starts, Span(targets));
+  Require(SpanOf(bounds).size() == (rule.monotone ? targets.shape(0) : 0), "a monotone rule needs bounds, one for each target");
   Require(max_edges >= 0, "max_edges must not be negative");
   adjacency.RequireFit(rule);
   Require(!neighbor_ids || static_cast<int64_t>(neighbor_ids->shape(0)) >= num_neighbors, "neighbor_ids must have an entry for every neighbour");
@@ -57,11 +59,12 @@ nb::tuple BindDrawHop(const Adjacency& adjacency, const NodeIds& node_ids, int64
     ReleaseGil release;
     drawn = DrawHop(adjacency.view(), node_ids ? node_ids->data() : nullptr,
                     {num_neighbors, neighbor_ids ? neighbor_ids->data() : nullptr}, Span(targets), draw,
-                    {with_edge_ids, with_slots}, max_edges);
+                    {with_edge_ids, with_slots}, max_edges, SpanOf(bounds));
   }
   return nb::make_tuple(HandOver(std::move(drawn.counts)), HandOverEither(std::move(drawn.positions)),
                         with_edge_ids ? HandOverEither(std::move(drawn.edge_ids)) : nb::none(),
-                        with_slots ? nb::cast(HandOver(std::move(drawn.slots))) : nb::none());
+                        with_slots ? nb::cast(HandOver(std::move(drawn.slots))) : nb::none(),
+                        rule.monotone ? nb::cast(HandOver(std::move(drawn.times))) : nb::none());
 }
 
 nb::tuple BindInducedEdges(const Adjacency& adjacency, const NodeIds& neighbor_ids, int64_t num_neighbors,
@@ -102,17 +105,20 @@ void BindAdjacency(nb::module_& m) {
 
   nb::class_<DrawRule>(m, "DrawRule")
       .def("__init__",
-           [](DrawRule* self, int32_t fanout, bool replace, bool weighted, bool labor, bool timed, bool last) {
-             new (self) DrawRule(DrawRule::Of(fanout, replace, weighted, labor, timed, last));
+           [](DrawRule* self, int32_t fanout, bool replace, bool weighted, bool labor, bool timed, bool last, bool window,
+              bool monotone) {
+             new (self) DrawRule(DrawRule::Of(fanout, replace, weighted, labor, timed, last, window, monotone));
            },
            "fanout"_a, nb::kw_only(), "replace"_a = false, "weighted"_a = false, "labor"_a = false, "timed"_a = false,
-           "last"_a = false)
+           "last"_a = false, "window"_a = false, "monotone"_a = false)
       .def_ro("fanout", &DrawRule::fanout)
       .def_ro("replace", &DrawRule::replace)
       .def_prop_ro("weighted", &DrawRule::weighted)
       .def_prop_ro("labor", &DrawRule::labor)
       .def_prop_ro("timed", &DrawRule::timed)
-      .def_prop_ro("last", &DrawRule::last);
+      .def_prop_ro("last", &DrawRule::last)
+      .def_ro("window", &DrawRule::window)
+      .def_ro("monotone", &DrawRule::monotone);
 
   nb::class_<Adjacency>(m, "Adjacency")
       .def(nb::init<const Array<const int64_t>&, std::vector<Array<const int64_t>>, std::vector<AnyArray>, std::vector<AnyArray>,
@@ -133,7 +139,8 @@ void BindAdjacency(nb::module_& m) {
 
   m.def("draw_hop", &BindDrawHop, "adjacency"_a, "node_ids"_a.noconvert().none(), "num_neighbors"_a, "targets"_a.noconvert(),
         nb::kw_only(), "key"_a, "address"_a, "hop"_a, "rule"_a, "with_edge_ids"_a, "with_slots"_a, "max_edges"_a = INT64_MAX,
-        "disjoint"_a = false, "neighbor_ids"_a.noconvert().none() = nb::none(), "tree_times"_a.noconvert().none() = nb::none());
+        "disjoint"_a = false, "neighbor_ids"_a.noconvert().none() = nb::none(), "tree_times"_a.noconvert().none() = nb::none(),
+        "tree_starts"_a.noconvert().none() = nb::none(), "bounds"_a.noconvert().none() = nb::none());
 }
 
 }  // namespace gigl

@@ -41,6 +41,7 @@ class BoundSampler : public BoundBatch {
         adjacency.RequireFit(rule);
         Require(!rule.timed() || disjoint, "a timed rule needs disjoint trees");
         timed_ |= rule.timed();
+        windows_ |= rule.window;
       }
       RequireType(target_types[e], nodes_.size());
       RequireType(neighbor_types[e], nodes_.size());
@@ -56,15 +57,16 @@ class BoundSampler : public BoundBatch {
 
   size_t ScratchBytes() const override { return sampler_->nbytes(); }
 
-  void Sample(const std::vector<SeedArrays>& seeds, uint64_t key, int64_t max_edges, const TreeTimes& tree_times) {
+  void Sample(const std::vector<SeedArrays>& seeds, uint64_t key, int64_t max_edges, const Times& tree_times,
+              const Times& tree_starts) {
     const std::vector<SeedGroup> groups = Groups(seeds, nodes_.size());
     RequireBound(max_edges);
-    const std::span<const int64_t> times = tree_times ? Span(*tree_times) : std::span<const int64_t>();
+    const TreeSpans trees{SpanOf(tree_times), SpanOf(tree_starts)};
     if (timed_) {
-      for (const SeedGroup& group : groups) RequireTimes(group.seeds, times);
+      for (const SeedGroup& group : groups) RequireTimes(group.seeds, trees, windows_);
     }
     ReleaseGil release;
-    sampler_->Sample(groups, key, max_edges, times);
+    sampler_->Sample(groups, key, max_edges, trees);
   }
 
  protected:
@@ -72,6 +74,7 @@ class BoundSampler : public BoundBatch {
 
  private:
   bool timed_ = false;
+  bool windows_ = false;
   std::vector<nb::object> keep_;
   NodePlans nodes_;
   std::optional<NeighborSampler> sampler_;
@@ -101,12 +104,17 @@ class BatchBuilder : public BoundBatch {
 
   const Batch& batch() const override { return *batch_; }
 
-  void Begin(const std::vector<SeedArrays>& seeds, int64_t max_edges) {
+  // With `tree_times`, the batch is monotone.
+  void Begin(const std::vector<SeedArrays>& seeds, int64_t max_edges, const Times& tree_times) {
     const std::vector<SeedGroup> groups = Groups(seeds, nodes_.size());
     RequireBound(max_edges);
+    if (tree_times) {
+      Require(batch_->disjoint(), "a timed rule needs disjoint trees");
+      for (const SeedGroup& group : groups) RequireTimes(group.seeds, {Span(*tree_times), {}}, false);
+    }
     ForgetOwners();
     ReleaseGil release;
-    batch_->Begin(groups, max_edges);
+    batch_->Begin(groups, max_edges, SpanOf(tree_times));
   }
 
   // How many more edges the batch may take.
@@ -160,8 +168,22 @@ class BatchBuilder : public BoundBatch {
     return result;
   }
 
-  void Append(int edge_type, const std::vector<AnswerArrays>& arrays) {
+  // The bounds of the frontier of a node type by owner, in a monotone batch. Its owners are those of Split.
+  std::vector<NewArray<int64_t>> SplitBounds(int node_type) {
+    const BatchNodes& nodes = Nodes(node_type);
+    const std::span<const uint16_t> owners = owners_[node_type].view();
+    Require(nodes.bounds.size() == nodes.names().size() && owners.size() == nodes.frontier().size(),
+            "split the frontier of a monotone batch before its bounds");
+    std::vector<Buffer<int64_t>> mine(bounds_[node_type].shape(0) - 1);
+    for (size_t i = 0; i < owners.size(); ++i) mine[owners[i]].Push(nodes.bounds[nodes.frontier_begin + i]);
+    std::vector<NewArray<int64_t>> result;
+    for (Buffer<int64_t>& each : mine) result.push_back(HandOver(std::move(each)));
+    return result;
+  }
+
+  void Append(int edge_type, const std::vector<AnswerArrays>& arrays, const std::vector<Array<const int64_t>>& times) {
     const int target_type = Targets(edge_type, arrays.size());
+    Require(times.empty() || times.size() == arrays.size(), "times are those of all answers");
     std::vector<HopAnswer> answers;
     for (const auto& [counts, positions, edge_ids, slots] : arrays) {
       const size_t count = positions.shape(0);
@@ -171,6 +193,10 @@ class BatchBuilder : public BoundBatch {
       answers.push_back({Span(counts), positions.data(), collect.with_edge_ids ? edge_ids->data() : nullptr,
                          collect.with_slots ? slots->data() : nullptr, static_cast<int64_t>(count),
                          IsWide(positions, "positions"), collect.with_edge_ids && IsWide(*edge_ids, "edge_ids")});
+      if (times.empty()) continue;
+      const Array<const int64_t>& of_answer = times[answers.size() - 1];
+      Require(of_answer.shape(0) == count, "an answer needs one time per neighbour");
+      answers.back().times = of_answer.data();
     }
     ReleaseGil release;
     Stitch(*batch_, edge_type, owners_[target_type].view(), answers);
@@ -234,17 +260,20 @@ void BindSampling(nb::module_& m) {
            nb::kw_only(), "adjacencies"_a, "target_types"_a, "neighbor_types"_a, "addresses"_a, "rules"_a, "node_ids"_a.noconvert(),
            "num_nodes"_a, "with_edge_ids"_a, "with_slots"_a, "disjoint"_a = false, "induced"_a = false)
       .def("sample", &BoundSampler::Sample, "seeds"_a.noconvert(), "key"_a,
-           nb::kw_only(), "max_edges"_a = INT64_MAX, "tree_times"_a.noconvert().none() = nb::none());
+           nb::kw_only(), "max_edges"_a = INT64_MAX, "tree_times"_a.noconvert().none() = nb::none(),
+           "tree_starts"_a.noconvert().none() = nb::none());
 
   nb::class_<BatchBuilder, BoundBatch>(m, "BatchBuilder")
       .def(nb::init<const std::vector<int>&, const std::vector<int>&, std::vector<NodeIds>, const std::vector<int64_t>&,
                     std::vector<Array<const int64_t>>, bool, bool, bool, bool>(),
            nb::kw_only(), "target_types"_a, "neighbor_types"_a, "node_ids"_a.noconvert(), "num_nodes"_a,
            "bounds"_a.noconvert(), "with_edge_ids"_a, "with_slots"_a, "disjoint"_a = false, "induced"_a = false)
-      .def("begin", &BatchBuilder::Begin, "seeds"_a.noconvert(), nb::kw_only(), "max_edges"_a = INT64_MAX)
+      .def("begin", &BatchBuilder::Begin, "seeds"_a.noconvert(), nb::kw_only(), "max_edges"_a = INT64_MAX,
+           "tree_times"_a.noconvert().none() = nb::none())
       .def_prop_ro("room", &BatchBuilder::Room)
       .def("split", &BatchBuilder::Split, "node_type"_a)
-      .def("append", &BatchBuilder::Append, "edge_type"_a, "answers"_a.noconvert())
+      .def("split_bounds", &BatchBuilder::SplitBounds, "node_type"_a)
+      .def("append", &BatchBuilder::Append, "edge_type"_a, "answers"_a.noconvert(), "times"_a.noconvert() = nb::list())
       .def("skip", &BatchBuilder::Skip, "edge_type"_a)
       .def("end_hop", &BatchBuilder::EndHop)
       .def("begin_induced", &BatchBuilder::BeginInduced);

@@ -37,7 +37,7 @@ class BlockDrawer {
   BlockDrawer(const AdjacencyView& adjacency, const int64_t* target_ids, const HopDraw& draw, bool with_edge_ids,
               Policy policy)
       : adjacency_(adjacency), target_ids_(target_ids), sole_(adjacency.Sole()), key_(draw.key), place_(draw.place()),
-        disjoint_(draw.disjoint), with_edge_ids_(with_edge_ids),
+        disjoint_(draw.disjoint), monotone_(draw.rule.monotone), with_edge_ids_(with_edge_ids),
         per_target_(draw.rule.fanout > 0 ? draw.rule.fanout : kBlockEdges), policy_(policy) {}
 
   // Asks for the list bounds and ids of the targets of the next block (at most kBlockTargets).
@@ -51,9 +51,9 @@ class BlockDrawer {
   }
 
   // Takes targets until the block is full, calls located(edges taken) for each, and returns their
-  // number. Throws std::runtime_error for damaged lists.
+  // number. `bounds` are those of the targets, of a monotone rule. Throws std::runtime_error for damaged lists.
   template <typename Located>
-  int64_t Locate(std::span<const int64_t> targets, Located located) {
+  int64_t Locate(std::span<const int64_t> targets, std::span<const int64_t> bounds, Located located) {
     num_targets_ = num_edges_ = 0;
     const int64_t most = std::min<int64_t>(kBlockTargets, static_cast<int64_t>(targets.size()));
     [[maybe_unused]] int64_t found = 0;  // targets whose lists are known
@@ -68,7 +68,7 @@ class BlockDrawer {
         }
       }
       Target& target = block_[num_targets_];
-      if constexpr (Policy::kTimed) policy_.Cut(target.list, target.tree);
+      if constexpr (Policy::kTimed) policy_.Cut(target.list, target.tree, monotone_ ? bounds[num_targets_] : 0);
       target.taken = policy_.Count(AddressOf(target), target.list);
       ++num_targets_;
       num_edges_ += target.taken;
@@ -79,11 +79,15 @@ class BlockDrawer {
 
   int64_t num_edges() const { return num_edges_; }
 
+  // Of a monotone rule: the time of each edge of the block, once they are drawn.
+  std::span<const int64_t> times() const { return {times_.data(), monotone_ ? static_cast<size_t>(num_edges_) : 0}; }
+
   // Draws the edges of the block and fetches their neighbours and ids.
   void Draw() {
     if (static_cast<int64_t>(picks_.size()) < num_edges_) {
       picks_.resize(num_edges_);
       owners_.resize(num_edges_);
+      if (monotone_) times_.resize(num_edges_);
     }
     int64_t* pick = picks_.data();
     const AdjacencyPart** owner = owners_.data();
@@ -94,6 +98,7 @@ class BlockDrawer {
         const int64_t slot = target.list.first + drawn;
         if constexpr (Policy::kTimed) {
           __builtin_prefetch(TimeSlot(part, slot), 0, 1);
+          if (monotone_) __builtin_prefetch(part.times + slot, 0, 1);
         } else {
           FetchEdge(part, slot);
         }
@@ -153,6 +158,7 @@ class BlockDrawer {
     ForEachUnlessStopped(num_edges_, [&](int64_t e) {
       const AdjacencyPart& part = sole_ != nullptr ? *sole_ : *owners_[e];
       const void* const place = TimeSlot(part, picks_[e]);
+      if (monotone_) times_[e] = part.times[picks_[e]];
       const int64_t slot = adjacency_.wide_time_slots ? *static_cast<const int64_t*>(place) : *static_cast<const int32_t*>(place);
       const bool valid = slot >= 0 && slot < part.num_edges;
       inside &= valid;
@@ -195,6 +201,7 @@ class BlockDrawer {
   const uint64_t key_;
   const uint64_t place_;
   const bool disjoint_;
+  const bool monotone_;
   const bool with_edge_ids_;
   const int64_t per_target_;  // edges, at most
   uint64_t tree_key_ = 0;
@@ -205,6 +212,7 @@ class BlockDrawer {
   Target block_[kBlockTargets];
   std::vector<int64_t> picks_;
   std::vector<const AdjacencyPart*> owners_;
+  std::vector<int64_t> times_;
 };
 
 }  // namespace gigl

@@ -1,6 +1,7 @@
 // An adjacency as Python holds it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <utility>
@@ -14,13 +15,16 @@
 namespace gigl {
 
 using NodeIds = std::optional<Array<const int64_t>>;
-using TreeTimes = std::optional<Array<const int64_t>>;
+using Times = std::optional<Array<const int64_t>>;
 
-// Throws std::invalid_argument unless each of these nodes (positions with their trees) has a time.
-inline void RequireTimes(std::span<const int64_t> names, std::span<const int64_t> tree_times) {
-  for (const int64_t name : names) {
-    Require(TreeOf(name) < static_cast<int64_t>(tree_times.size()), "a tree has no time");
-  }
+inline std::span<const int64_t> SpanOf(const Times& times) {
+  return times ? Span(*times) : std::span<const int64_t>();
+}
+
+// Throws std::invalid_argument unless each of these nodes (positions with their trees) has what timed rules need.
+inline void RequireTimes(std::span<const int64_t> names, const TreeSpans& trees, bool windows) {
+  const size_t known = windows ? std::min(trees.times.size(), trees.starts.size()) : trees.times.size();
+  for (const int64_t name : names) Require(TreeOf(name) < static_cast<int64_t>(known), "a tree has no time");
 }
 
 // One edge type with the arrays that it lies in.

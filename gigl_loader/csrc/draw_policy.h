@@ -23,8 +23,8 @@ namespace gigl {
   throw std::runtime_error(std::string("damaged adjacency: ") + what);
 }
 
-// Which entries of a list are drawn. Timed kinds leave out entries that are later than the target's tree, by the times
-// of the adjacency. Weighted kinds leave out entries of weight 0.
+// Which entries of a list are drawn. Timed kinds leave out entries that are later than the target's tree, or than its
+// bound, by the times of the adjacency. Weighted kinds leave out entries of weight 0.
 enum class DrawKind : uint8_t {
   kUniform,
   kWeighted,  // in proportion to the weights of the adjacency
@@ -39,10 +39,13 @@ enum class DrawKind : uint8_t {
 struct DrawRule {
   int32_t fanout;  // -1 all, 0 none
   DrawKind kind = DrawKind::kUniform;
-  bool replace = false;  // with replacement; not of kLabor, kLast and kLastWeighted
+  bool replace = false;   // with replacement; not of kLabor, kLast and kLastWeighted
+  bool window = false;    // of timed kinds: no entry is earlier than the start of the target's tree
+  bool monotone = false;  // of kTimed and kTimedWeighted: no entry is later than the one that led to the target
 
   // Throws std::invalid_argument where there is no such kind.
-  static DrawRule Of(int32_t fanout, bool replace, bool weighted, bool labor, bool timed, bool last) {
+  static DrawRule Of(int32_t fanout, bool replace, bool weighted, bool labor, bool timed, bool last, bool window,
+                     bool monotone) {
     if (fanout < -1) throw std::invalid_argument("a fanout is -1, 0 or positive");
     if (labor && (replace || weighted || timed)) {
       throw std::invalid_argument("LABOR has no replacement, no weights and no times");
@@ -50,9 +53,12 @@ struct DrawRule {
     if (last && (!timed || replace)) {
       throw std::invalid_argument("the last entries are those of a timed rule without replacement");
     }
+    if ((window && !timed) || (monotone && (!timed || last))) {
+      throw std::invalid_argument("windows, and entries that get no later, are those of a timed rule");
+    }
     if (labor) return {fanout, DrawKind::kLabor, replace};
-    if (last) return {fanout, weighted ? DrawKind::kLastWeighted : DrawKind::kLast, replace};
-    if (timed) return {fanout, weighted ? DrawKind::kTimedWeighted : DrawKind::kTimed, replace};
+    if (last) return {fanout, weighted ? DrawKind::kLastWeighted : DrawKind::kLast, replace, window};
+    if (timed) return {fanout, weighted ? DrawKind::kTimedWeighted : DrawKind::kTimed, replace, window, monotone};
     return {fanout, weighted ? DrawKind::kWeighted : DrawKind::kUniform, replace};
   }
 
@@ -64,6 +70,12 @@ struct DrawRule {
   }
 };
 
+// The time of each tree, of timed rules, and the time at which its window begins, of those with a window.
+struct TreeSpans {
+  std::span<const int64_t> times;
+  std::span<const int64_t> starts;
+};
+
 // One hop over one edge type: its rule, and where its randomness lies.
 struct HopDraw {
   uint64_t key;      // of the batch
@@ -71,7 +83,7 @@ struct HopDraw {
   int hop;
   DrawRule rule;
   bool disjoint = false;  // draws depend on the trees of targets
-  std::span<const int64_t> tree_times = {};  // of a timed rule: of each tree
+  TreeSpans trees = {};
 
   uint64_t place() const { return uint64_t{address} << 32 | static_cast<uint64_t>(hop) << 56; }
 };
@@ -82,6 +94,7 @@ struct ListView {
   int64_t number;  // in the part
   int64_t first;
   int64_t degree;
+  int64_t cut_off = 0;  // entries of the list before `first`
 };
 
 // How a kind of draw counts and picks entries of lists.
@@ -286,6 +299,12 @@ inline int64_t NotLater(const ListView& list, int64_t time) {
   return std::upper_bound(times, times + list.degree, time) - times;
 }
 
+// Entries of a list that are earlier than a time.
+inline int64_t Earlier(const ListView& list, int64_t time) {
+  const int64_t* const times = list.part->times + list.first;
+  return std::lower_bound(times, times + list.degree, time) - times;
+}
+
 // Draws by time: the same draws as another policy, from the lists in order of time, cut at the time of a tree.
 // Entries that it emits are places in that order.
 template <ListPolicy Policy>
@@ -294,18 +313,24 @@ class TimedPolicy : public Policy {
   static constexpr bool kTimed = true;
   static constexpr int64_t kAhead = 8;
 
-  TimedPolicy(const HopDraw& draw, Policy policy) : Policy(policy), tree_times_(draw.tree_times) {}
+  TimedPolicy(const HopDraw& draw, Policy policy) : Policy(policy), draw_(draw) {}
 
   void Fetch(const ListView& list) const {
     __builtin_prefetch(list.part->times + list.first, 0, 1);
     __builtin_prefetch(list.part->times + list.first + list.degree / 2, 0, 1);
   }
 
-  // Leaves in a list what a tree may draw.
-  void Cut(ListView& list, int64_t tree) const { list.degree = NotLater(list, tree_times_[tree]); }
+  // Leaves in a list what a tree may draw; of a monotone rule, what is not later than `bound`.
+  void Cut(ListView& list, int64_t tree, int64_t bound) const {
+    list.degree = NotLater(list, draw_.rule.monotone ? bound : draw_.trees.times[tree]);
+    if (!draw_.rule.window) return;
+    list.cut_off = Earlier(list, draw_.trees.starts[tree]);
+    list.first += list.cut_off;
+    list.degree -= list.cut_off;
+  }
 
  private:
-  const std::span<const int64_t> tree_times_;
+  const HopDraw& draw_;
 };
 
 // Takes the latest entries.
@@ -334,7 +359,7 @@ class TimedWeightedPolicy {
       : rule_(rule), picker_(picker), picks_(picks) {}
 
   int64_t Count(const DrawAddress& address, const ListView& list) {
-    const WeightView view{list.part->time_sums + list.first, list.degree};
+    const WeightView view = Weights(list);
     const size_t before = picks_.size();
     const auto checked = [&](int64_t entry) {
       if (entry < 0 || entry >= list.degree) ThrowDamaged("weights do not rise to their sum");
@@ -342,7 +367,7 @@ class TimedWeightedPolicy {
     };
     // Of a damaged list, too, no more is picked than it has entries.
     const int64_t most = rule_.fanout < 0 ? list.degree : std::min<int64_t>(rule_.fanout, list.degree);
-    if (view.total() < 0) ThrowDamaged("weights do not rise to their sum");
+    if (view.base < 0 || view.total() < 0) ThrowDamaged("weights do not rise to their sum");
     if (rule_.last()) {
       WeightedPicker::PickLast(view, most, checked);
     } else if (rule_.fanout < 0) {
@@ -351,7 +376,7 @@ class TimedWeightedPolicy {
       picker_.PickDistinct(address, view, most, checked);
       // All that have a weight come in the order of the list, as those of a short list do.
       int64_t taken = 0;
-      for (size_t i = before; i < picks_.size(); ++i) taken += view.sums[picks_[i]] - view.before(picks_[i]);
+      for (size_t i = before; i < picks_.size(); ++i) taken += view.sum(picks_[i]) - view.before(picks_[i]);
       if (taken == view.total()) {
         SortUnlessStopped(picks_.data() + before, picks_.data() + picks_.size(), std::less<int64_t>());
       }
@@ -364,14 +389,19 @@ class TimedWeightedPolicy {
   template <typename Emit>
   void Pick(const DrawAddress& address, const ListView& list, int64_t count, Emit emit) {
     if (!rule_.replace || rule_.fanout < 0) return picks_.Take(count, emit);
-    const WeightView view{list.part->time_sums + list.first, list.degree};
-    WeightedPicker::PickReplacing(address, view, count, [&](int64_t entry) {
+    WeightedPicker::PickReplacing(address, Weights(list), count, [&](int64_t entry) {
       if (entry < 0 || entry >= list.degree) ThrowDamaged("weights do not rise to their sum");
       emit(entry);
     });
   }
 
  private:
+  // The whole numbers of a cut list are those of the whole list.
+  static WeightView Weights(const ListView& list) {
+    const int64_t* const sums = list.part->time_sums + list.first;
+    return {sums, list.degree, list.cut_off > 0 ? sums[-1] : 0};
+  }
+
   const DrawRule rule_;
   WeightedPicker& picker_;
   PickQueue& picks_;

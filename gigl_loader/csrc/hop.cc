@@ -11,7 +11,7 @@ constexpr int64_t kRoomEdges = 1 << 20;  // set aside before anything is known o
 
 template <typename Index, typename EdgeId, DrawPolicy Policy>
 void Run(BlockDrawer<Index, EdgeId, Policy>& drawer, int64_t num_neighbors, std::span<const int64_t> targets,
-         int64_t room, Collect collect, BatchRoom bound, DrawnHop& out) {
+         std::span<const int64_t> bounds, int64_t room, Collect collect, BatchRoom bound, DrawnHop& out) {
   using Drawer = BlockDrawer<Index, EdgeId, Policy>;
   Buffer<Index>& positions = out.positions.emplace<Buffer<Index>>();
   Buffer<EdgeId>& edge_ids = out.edge_ids.emplace<Buffer<EdgeId>>();
@@ -23,14 +23,16 @@ void Run(BlockDrawer<Index, EdgeId, Policy>& drawer, int64_t num_neighbors, std:
   drawer.Fetch(targets.first(std::min<size_t>(Drawer::kBlockTargets, targets.size())));
   while (!targets.empty()) {
     bool countable = true;
-    const int64_t done = drawer.Locate(targets, [&](int64_t taken) {
+    const int64_t done = drawer.Locate(targets, bounds, [&](int64_t taken) {
       countable &= taken <= INT32_MAX;
       *count++ = static_cast<int32_t>(taken);
     });
     if (!countable) throw std::length_error("more than 2^31 neighbours of one target");
     bound.Take(drawer.num_edges(), 0);
     targets = targets.subspan(done);
+    if (!bounds.empty()) bounds = bounds.subspan(done);
     drawer.Draw();
+    std::copy(drawer.times().begin(), drawer.times().end(), out.times.Extend(drawer.times().size()));
     drawer.Fetch(targets.first(std::min<size_t>(Drawer::kBlockTargets, targets.size())));
     const int64_t num_edges = drawer.num_edges();
     Index* const found = positions.Extend(num_edges);
@@ -49,7 +51,8 @@ void Run(BlockDrawer<Index, EdgeId, Policy>& drawer, int64_t num_neighbors, std:
 }  // namespace
 
 DrawnHop DrawHop(const AdjacencyView& adjacency, const int64_t* target_ids, const NeighborNodes& neighbors,
-                 std::span<const int64_t> targets, const HopDraw& draw, Collect collect, int64_t max_edges) {
+                 std::span<const int64_t> targets, const HopDraw& draw, Collect collect, int64_t max_edges,
+                 std::span<const int64_t> bounds) {
   if (draw.disjoint) {
     std::vector<int64_t> positions(targets.size());
     std::transform(targets.begin(), targets.end(), positions.begin(), PositionOf);
@@ -67,7 +70,7 @@ DrawnHop DrawHop(const AdjacencyView& adjacency, const int64_t* target_ids, cons
       WithPolicy(draw, adjacency, neighbors, scratch, [&](auto policy) {
         BlockDrawer<decltype(index), decltype(edge_id), decltype(policy)> drawer(adjacency, target_ids, draw,
                                                                                  collect.with_edge_ids, policy);
-        Run(drawer, neighbors.count, targets, room, collect, BatchRoom(max_edges), out);
+        Run(drawer, neighbors.count, targets, bounds, room, collect, BatchRoom(max_edges), out);
       });
     });
   });

@@ -20,15 +20,17 @@ struct DrawnHop {
   NarrowOrWide positions;  // as wide as the adjacency's indices
   NarrowOrWide edge_ids;   // as wide as the adjacency's; empty unless asked for
   Buffer<int64_t> slots;   // places in adjacency order, through all parts; empty unless asked for
+  Buffer<int64_t> times;   // of the edges; empty unless the rule is monotone
 };
 
 // Draws the neighbours of each target (a position; in a disjoint batch with its tree), just as the fused sampler would. `target_ids`
-// maps positions to node ids, nullptr for the identity.
+// maps positions to node ids, nullptr for the identity. `bounds` are those of the targets, of a monotone rule.
 //
 // Throws std::invalid_argument for a target outside the adjacency, BatchTooLarge for more than
 // `max_edges` neighbours in all (before they are drawn), std::length_error for more than 2^31 of one
 // target and std::runtime_error for damaged lists.
 DrawnHop DrawHop(const AdjacencyView& adjacency, const int64_t* target_ids, const NeighborNodes& neighbors,
-                 std::span<const int64_t> targets, const HopDraw& draw, Collect collect, int64_t max_edges = INT64_MAX);
+                 std::span<const int64_t> targets, const HopDraw& draw, Collect collect, int64_t max_edges = INT64_MAX,
+                 std::span<const int64_t> bounds = {});
 
 }  // namespace gigl

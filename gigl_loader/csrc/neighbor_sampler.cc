@@ -14,10 +14,11 @@ namespace {
 template <typename Index, typename EdgeId, DrawPolicy Policy, typename Table>
 class Expansion {
  public:
-  Expansion(const EdgeTypePlan& plan, const BatchNodes& targets, const BatchNodes& neighbors, Table& table,
-            BatchEdges& edges, BatchRoom& room, const Collect& collect, const HopDraw& draw, Policy policy)
-      : targets_(targets), num_neighbors_(neighbors.plan.count), table_(table), edges_(edges), room_(room), collect_(collect), disjoint_(draw.disjoint),
-        drawer_(*plan.adjacency, targets.plan.ids, draw, collect.with_edge_ids, policy) {}
+  Expansion(const EdgeTypePlan& plan, const BatchNodes& targets, BatchNodes& neighbors, Table& table,
+            BatchEdges& edges, Batch& batch, const HopDraw& draw, Policy policy)
+      : targets_(targets), neighbors_(neighbors), table_(table), edges_(edges), room_(batch.room()), collect_(batch.collect()),
+        disjoint_(draw.disjoint), monotone_(batch.monotone()),
+        drawer_(*plan.adjacency, targets.plan.ids, draw, collect_.with_edge_ids, policy) {}
 
   void Run() {
     const int64_t before = static_cast<int64_t>(edges_.rows.size());
@@ -35,13 +36,29 @@ class Expansion {
     const std::span<const int64_t> nodes = targets_.names().subspan(at, most);  // until Relabel: the table may grow
     drawer_.Fetch(nodes);
     int64_t end = edges_.colptr[edges_.colptr.size() - 1];
-    const int64_t count = drawer_.Locate(nodes, [&](int64_t taken) { edges_.colptr.Push(end += taken); });
+    const auto bounds = monotone_ ? targets_.bounds.view().subspan(at, most) : std::span<const int64_t>();
+    const int64_t count = drawer_.Locate(nodes, bounds, [&](int64_t taken) { edges_.colptr.Push(end += taken); });
     room_.Take(drawer_.num_edges(), count);
     PrefetchOutputs(drawer_.num_edges());
     drawer_.Draw();
     Read(drawer_.num_edges());
-    table_.InsertAll({found_.data(), static_cast<size_t>(drawer_.num_edges())}, edges_.rows.Extend(drawer_.num_edges()));
+    const auto num_edges = static_cast<size_t>(drawer_.num_edges());
+    int32_t* const rows = edges_.rows.Extend(num_edges);
+    table_.InsertAll({found_.data(), num_edges}, rows);
+    if (monotone_) Bound(at, {rows, num_edges});
     return count;
+  }
+
+  // Gives bounds to new nodes: the time of the edge to each, or, where edges have none, the bound of its target.
+  void Bound(int64_t at, std::span<const int32_t> rows) {
+    const std::span<const int64_t> times = drawer_.times();
+    if (!times.empty()) return neighbors_.Bound(rows, [&](size_t e) { return times[e]; });
+    size_t e = 0;
+    drawer_.EachTree([&](int64_t, int64_t taken) {
+      const int64_t bound = targets_.bounds[at++];
+      neighbors_.Bound(rows.subspan(e, taken), [bound](size_t) { return bound; });
+      e += taken;
+    });
   }
 
   void PrefetchOutputs(int64_t num_edges) {
@@ -57,7 +74,7 @@ class Expansion {
     int64_t* const found = found_.data();
     int64_t* const ids = collect_.with_edge_ids ? edges_.edge_ids.Extend(num_edges) : nullptr;
     int64_t* const slots = collect_.with_slots ? edges_.slots.Extend(num_edges) : nullptr;
-    const int64_t num_neighbors = num_neighbors_;
+    const int64_t num_neighbors = neighbors_.plan.count;
     bool inside = true;
     drawer_.Read([&](int64_t e, int64_t neighbor, const AdjacencyPart& part, int64_t slot) {
       if (ids != nullptr) ids[e] = Drawer::EdgeIdAt(part, slot);
@@ -83,12 +100,13 @@ class Expansion {
   }
 
   const BatchNodes& targets_;
-  const int64_t num_neighbors_;
+  BatchNodes& neighbors_;
   Table& table_;
   BatchEdges& edges_;
   BatchRoom& room_;
   const Collect& collect_;
   const bool disjoint_;
+  const bool monotone_;
   Drawer drawer_;
   std::vector<int64_t> found_;
 };
@@ -134,13 +152,15 @@ NeighborSampler::NeighborSampler(const std::vector<NodeTypePlan>& node_types, st
                                  Collect collect, bool disjoint, bool induced)
     : plans_(std::move(edge_types)), batch_(node_types, EndsOf(plans_), collect, disjoint, induced) {
   if (!plans_.empty()) num_hops_ = static_cast<int>(plans_.front().rules.size());
+  for (const EdgeTypePlan& plan : plans_) {
+    for (const DrawRule& rule : plan.rules) monotone_ |= rule.monotone;
+  }
 }
 
-void NeighborSampler::Sample(std::span<const SeedGroup> seeds, uint64_t key, int64_t max_edges,
-                             std::span<const int64_t> tree_times) {
-  batch_.Begin(seeds, max_edges);
+void NeighborSampler::Sample(std::span<const SeedGroup> seeds, uint64_t key, int64_t max_edges, TreeSpans trees) {
+  batch_.Begin(seeds, max_edges, monotone_ ? trees.times : std::span<const int64_t>());
   for (int hop = 0; hop < num_hops_; ++hop) {
-    for (int edge_type = 0; edge_type < batch_.num_edge_types(); ++edge_type) Expand(edge_type, hop, key, tree_times);
+    for (int edge_type = 0; edge_type < batch_.num_edge_types(); ++edge_type) Expand(edge_type, hop, key, trees);
     batch_.EndHop();
   }
   if (!batch_.induced()) return;
@@ -175,12 +195,12 @@ void NeighborSampler::Induce(int edge_type) {
   edges.per_hop.push_back(static_cast<int64_t>(edges.rows.size()));
 }
 
-void NeighborSampler::Expand(int edge_type, int hop, uint64_t key, std::span<const int64_t> tree_times) {
+void NeighborSampler::Expand(int edge_type, int hop, uint64_t key, TreeSpans trees) {
   const EdgeTypePlan& plan = plans_[edge_type];
   BatchEdges& edges = batch_.edges(edge_type);
   const BatchNodes& targets = batch_.nodes(plan.ends.target_type);
   BatchNodes& neighbors = batch_.nodes(plan.ends.neighbor_type);
-  const HopDraw draw{key, plan.address, hop, plan.rules[hop], batch_.disjoint(), tree_times};
+  const HopDraw draw{key, plan.address, hop, plan.rules[hop], batch_.disjoint(), trees};
   if (draw.rule.fanout == 0) {
     const int64_t num_targets = static_cast<int64_t>(targets.frontier().size());
     batch_.room().Take(0, num_targets);
@@ -193,7 +213,7 @@ void NeighborSampler::Expand(int edge_type, int hop, uint64_t key, std::span<con
             [&](auto& table) {
               using Table = std::remove_reference_t<decltype(table)>;
               Expansion<decltype(index), decltype(edge_id), decltype(policy), Table>(
-                  plan, targets, neighbors, table, edges, batch_.room(), batch_.collect(), draw, policy)
+                  plan, targets, neighbors, table, edges, batch_, draw, policy)
                   .Run();
             },
             neighbors.table);

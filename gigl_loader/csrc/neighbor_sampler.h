@@ -30,9 +30,8 @@ class NeighborSampler {
   // Throws std::out_of_range for a seed outside its type and std::runtime_error for adjacency
   // lists that point outside theirs (a damaged graph). Throws BatchTooLarge for a batch of more than
   // `max_edges` edges, before memory is taken for those beyond it.
-  // Timed rules need `tree_times`, the time of every tree.
-  void Sample(std::span<const SeedGroup> seeds, uint64_t key, int64_t max_edges = INT64_MAX,
-              std::span<const int64_t> tree_times = {});
+  // Timed rules need the times of every tree.
+  void Sample(std::span<const SeedGroup> seeds, uint64_t key, int64_t max_edges = INT64_MAX, TreeSpans trees = {});
 
   // The batch sampled last.
   const Batch& batch() const { return batch_; }
@@ -42,13 +41,14 @@ class NeighborSampler {
   size_t nbytes() const { return batch_.nbytes() + scratch_.nbytes(); }
 
  private:
-  void Expand(int edge_type, int hop, uint64_t key, std::span<const int64_t> tree_times);
+  void Expand(int edge_type, int hop, uint64_t key, TreeSpans trees);
 
   // Adds all edges of a type among the nodes of the batch, unless its fanouts are all 0.
   void Induce(int edge_type);
 
   std::vector<EdgeTypePlan> plans_;
   int num_hops_ = 0;
+  bool monotone_ = false;
   DrawScratch scratch_;
   Batch batch_;
 };

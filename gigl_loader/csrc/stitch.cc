@@ -52,15 +52,30 @@ void Widen(const void* data, bool wide, int64_t from, int64_t count, int64_t* ou
   }
 }
 
+// The targets of a hop. Copies: the nodes of the batch grow meanwhile.
+struct Frontier {
+  std::vector<int64_t> names;   // empty unless trees are disjoint
+  std::vector<int64_t> bounds;  // empty unless the batch is monotone
+
+  Frontier(const Batch& batch, const BatchNodes& targets) {
+    const auto copy = [&](std::span<const int64_t> all) {
+      const auto part = all.subspan(targets.frontier_begin, targets.frontier_end - targets.frontier_begin);
+      return std::vector<int64_t>(part.begin(), part.end());
+    };
+    if (batch.disjoint()) names = copy(targets.names());
+    if (batch.monotone()) bounds = copy(targets.bounds.view());
+  }
+};
+
 template <typename Table>
 class Stitching {
  public:
-  // `frontier`: in a disjoint batch, the targets by name, else empty.
   // `closed`: neighbours are nodes that the batch has.
-  Stitching(Table& table, int64_t num_neighbors, BatchEdges& edges, const Collect& collect,
-            std::span<const HopAnswer> answers, std::span<const int64_t> frontier, bool closed)
-      : table_(table), num_neighbors_(num_neighbors), edges_(edges), collect_(collect), answers_(answers),
-        frontier_(frontier), closed_(closed), cursors_(answers.size()), found_(kBlockEdges), trees_(frontier.empty() ? 0 : kBlockEdges) {}
+  Stitching(Table& table, BatchNodes& neighbors, BatchEdges& edges, const Collect& collect,
+            std::span<const HopAnswer> answers, const Frontier& frontier, bool closed)
+      : table_(table), neighbors_(neighbors), edges_(edges), collect_(collect), answers_(answers),
+        frontier_(frontier), closed_(closed), cursors_(answers.size()), found_(kBlockEdges),
+        trees_(frontier.names.empty() ? 0 : kBlockEdges), times_(frontier.bounds.empty() ? 0 : kBlockEdges) {}
 
   void Run(std::span<const uint16_t> owners) {
     const int64_t before = static_cast<int64_t>(edges_.rows.size());
@@ -72,7 +87,8 @@ class Stitching {
       colptr[i] = end += left;
       while (left > 0) {  // a long list fills several blocks
         const int64_t taken = std::min(left, kBlockEdges - pending_);
-        if (!frontier_.empty()) std::fill_n(trees_.begin() + pending_, taken, TreeOf(frontier_[i]));
+        if (!trees_.empty()) std::fill_n(trees_.begin() + pending_, taken, TreeOf(frontier_.names[i]));
+        if (!times_.empty()) TakeTimes(owners[i], cursor.edge, taken, frontier_.bounds[i]);
         Take(owners[i], cursor.edge, taken);
         cursor.edge += taken;
         left -= taken;
@@ -102,13 +118,26 @@ class Stitching {
     }
   }
 
+  // Edges without a time have the bound of their target.
+  void TakeTimes(uint16_t owner, int64_t from, int64_t count, int64_t bound) {
+    const auto begin = times_.begin() + pending_;
+    if (answers_[owner].times == nullptr) {
+      std::fill_n(begin, count, bound);
+    } else {
+      std::copy_n(answers_[owner].times + from, count, begin);
+      if (std::any_of(begin, begin + count, [&](int64_t time) { return time > bound; })) {
+        ThrowUnfit(owner, "an edge that is later than its target may have");
+      }
+    }
+  }
+
   void Relabel() {
     CheckStop(pending_);
     const std::span<const int64_t> found(found_.data(), static_cast<size_t>(pending_));
     bool inside = true;
     for (int64_t e = 0; e < pending_; ++e) {
-      inside &= found_[e] >= 0 && found_[e] < num_neighbors_;
-      if (!frontier_.empty()) found_[e] |= trees_[e] << kTreeShift;
+      inside &= found_[e] >= 0 && found_[e] < neighbors_.plan.count;
+      if (!trees_.empty()) found_[e] |= trees_[e] << kTreeShift;
       table_.Prefetch(found_[e]);
     }
     if (!inside) throw std::runtime_error("answer of a partition: a neighbour lies outside its node type");
@@ -120,20 +149,22 @@ class Stitching {
       }
     } else {
       table_.InsertAll(found, rows);
+      if (!times_.empty()) neighbors_.Bound({rows, found.size()}, [&](size_t e) { return times_[e]; });
     }
     pending_ = 0;
   }
 
   Table& table_;
-  const int64_t num_neighbors_;
+  BatchNodes& neighbors_;
   BatchEdges& edges_;
   const Collect& collect_;
   std::span<const HopAnswer> answers_;
-  std::span<const int64_t> frontier_;
+  const Frontier& frontier_;
   const bool closed_;
   std::vector<Cursor> cursors_;
   std::vector<int64_t> found_;
   std::vector<int64_t> trees_;  // of the targets of what was found
+  std::vector<int64_t> times_;  // of the edges to what was found
   int64_t pending_ = 0;
 };
 
@@ -147,15 +178,10 @@ void Stitch(Batch& batch, int edge_type, std::span<const uint16_t> owners, std::
   batch.room().Take(num_edges, static_cast<int64_t>(owners.size()));
   BatchEdges& edges = batch.edges(edge_type);
   BatchNodes& neighbors = batch.nodes(edges.ends.neighbor_type);
-  // A copy: the table that has them may grow meanwhile.
-  std::vector<int64_t> frontier;
-  if (batch.disjoint()) {
-    const std::span<const int64_t> names = batch.nodes(edges.ends.target_type).frontier();
-    frontier.assign(names.begin(), names.end());
-  }
+  const Frontier frontier(batch, batch.nodes(edges.ends.target_type));
   std::visit(
       [&](auto& table) {
-        Stitching(table, neighbors.plan.count, edges, batch.collect(), answers, frontier, batch.inducing()).Run(owners);
+        Stitching(table, neighbors, edges, batch.collect(), answers, frontier, batch.inducing()).Run(owners);
       },
       neighbors.table);
 }

@@ -9,7 +9,7 @@
 namespace gigl {
 
 // One partition's answer: the neighbours of its next target are the next counts[i] of `num_edges`
-// entries. Entries of `positions` and `edge_ids` have 4 or 8 bytes.
+// entries. Entries of `positions` and `edge_ids` have 4 or 8 bytes. `times` are those of the edges, of a monotone rule.
 struct HopAnswer {
   std::span<const int32_t> counts;
   const void* positions;
@@ -18,6 +18,7 @@ struct HopAnswer {
   int64_t num_edges;
   bool wide_positions;
   bool wide_edge_ids;
+  const int64_t* times = nullptr;
 };
 
 // Slots of partition p are moved by p << kSlotBits in a batch, which keeps them apart.

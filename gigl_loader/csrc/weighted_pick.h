@@ -11,15 +11,24 @@
 
 namespace gigl {
 
-// A list's weights as whole numbers: sums[i] is that of the entries 0 .. i.
+// A list's weights as whole numbers: sum(i) is that of the entries 0 .. i. Where the list is the end of a longer
+// one, `sums` are those of the longer one from there on, and `base` is the sum of what lies before, not negative.
 struct WeightView {
   const int64_t* sums;
   int64_t degree;
+  int64_t base = 0;
 
+  // Unsigned arithmetic, here and below, because damaged sums may overflow.
+  int64_t sum(int64_t entry) const {
+    return static_cast<int64_t>(static_cast<uint64_t>(sums[entry]) - static_cast<uint64_t>(base));
+  }
   // The entry in which a number below the total lies: `degree` where the sums are damaged.
-  int64_t Find(int64_t number) const { return std::upper_bound(sums, sums + degree, number) - sums; }
-  int64_t before(int64_t entry) const { return entry > 0 ? sums[entry - 1] : 0; }
-  int64_t total() const { return degree > 0 ? sums[degree - 1] : 0; }
+  int64_t Find(int64_t number) const {
+    const auto bound = static_cast<int64_t>(static_cast<uint64_t>(number) + static_cast<uint64_t>(base));
+    return std::upper_bound(sums, sums + degree, bound) - sums;
+  }
+  int64_t before(int64_t entry) const { return entry > 0 ? sum(entry - 1) : 0; }
+  int64_t total() const { return degree > 0 ? sum(degree - 1) : 0; }
 };
 
 // Draws entries in proportion to their weights, with scratch memory of its own. Every method emits at most as many
@@ -33,9 +42,9 @@ class WeightedPicker {
     WorkCounter work;
     for (int64_t i = 0; count > 0 && i < list.degree && before < list.total(); --count) {
       work.Add(2);
-      if (list.sums[i] <= before) i = list.Find(before);
+      if (list.sum(i) <= before) i = list.Find(before);
       emit(i);
-      before = list.sums[std::min(i, list.degree - 1)];
+      before = list.sum(std::min(i, list.degree - 1));
       ++i;
     }
   }
@@ -45,7 +54,7 @@ class WeightedPicker {
   static void PickLast(const WeightView& list, int64_t count, Emit emit) {
     int64_t end = list.degree;
     WorkCounter work;
-    for (; count > 0 && end > 0 && list.sums[end - 1] > 0; --count) {
+    for (; count > 0 && end > 0 && list.sum(end - 1) > 0; --count) {
       work.Add(4);
       // The first entry that reaches the sum: those after it have no weight.
       end = std::lower_bound(list.sums, list.sums + end, list.sums[end - 1]) - list.sums;
@@ -84,8 +93,8 @@ class WeightedPicker {
       emit(entry);
       if (entry >= list.degree) return;
       const int64_t before = list.before(entry);
-      if (before < 0 || list.sums[entry] - before > left) return;
-      const int64_t weight = list.sums[entry] - before;
+      if (before < 0 || list.sum(entry) - before > left) return;
+      const int64_t weight = list.sum(entry) - before;
       starts_.insert(starts_.begin() + passed, before - skipped);
       skipped_.insert(skipped_.begin() + passed, skipped);
       for (size_t i = passed; i < skipped_.size(); ++i) skipped_[i] += weight;

@@ -13,7 +13,8 @@ from typing_extensions import Unpack
 from gigl_loader.loaders.arguments import Fanouts, LoaderOptions, flag
 from gigl_loader.loaders.base import BaseDistLoader
 from gigl_loader.loaders.collate import Collator, seed_index
-from gigl_loader.loaders.inputs import SeedNodes, read_seed_nodes, timed_seeds
+from gigl_loader.loaders.input_times import timed_input
+from gigl_loader.loaders.inputs import SeedNodes, read_seed_nodes
 from gigl_loader.loaders.neighbor import (
     attach_ppr,
     attach_walks,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.graph.schema import LabelSign
     from gigl_loader.loaders.dataset import Dataset
-    from gigl_loader.loaders.neighbor import InputNodes
+    from gigl_loader.loaders.neighbor import InputNodes, Times, Window
     from gigl_loader.loaders.transfer import FrameTensors
 
 _SIGNS: tuple[LabelSign, ...] = ("positive", "negative")
@@ -79,8 +80,10 @@ class DistABLPLoader(BaseDistLoader):
         weight_attr: str | None = None,
         disjoint: bool = False,
         time_attr: str | None = None,
-        input_time: torch.Tensor | None = None,
-        temporal_strategy: Literal["uniform", "last"] = "uniform",
+        input_time: Times | None = None,
+        input_time_start: Times | None = None,
+        time_window: Window | None = None,
+        temporal_strategy: Literal["uniform", "last", "monotone"] = "uniform",
         subgraph_type: str | SubgraphType = "directional",
         sampler_options: SamplerOptions = KHopNeighborSamplerOptions(),  # noqa: B008 - a frozen value
         **options: Unpack[LoaderOptions],
@@ -90,7 +93,7 @@ class DistABLPLoader(BaseDistLoader):
         ``disjoint``
             Sample a tree of its own around every anchor and its labels, and around each random negative.
             ``batch`` is the number of the tree of every node. Anchors that repeat stay repeated.
-        ``time_attr``, ``input_time``, ``temporal_strategy``
+        ``time_attr``, ``input_time``, ``input_time_start``, ``time_window``, ``temporal_strategy``
             As for :class:`DistNeighborLoader`: labels share the tree and the time of their anchor. Not with
             random negatives.
         ``num_neighbors``, ``replace``, ``with_edge``, ``weight_attr``, ``subgraph_type``
@@ -145,10 +148,12 @@ class DistABLPLoader(BaseDistLoader):
             disjoint=disjoint or time_attr is not None,
             time_attr=time_attr,
             temporal_strategy=temporal_strategy,
+            time_window=time_window,
             with_times=input_time is not None,
+            with_starts=input_time_start is not None,
             subgraph_type=subgraph_type,
         )
-        self._input_time = input_time
+        self._input_time, self._input_time_start = input_time, input_time_start
         self._sampling = arguments
         self._sampler_options = check_sampler_options(sampler_options)
         if not callable(getattr(sampler_options, "around", None)):
@@ -169,7 +174,8 @@ class DistABLPLoader(BaseDistLoader):
                 f"anchors are nodes of type {anchors.node_type!r}, and {self._types[0]} leads from "
                 f"{anchor_type!r}: supervision_edge_type is (anchor type, relation, label type)"
             )
-        return timed_seeds(anchors, self._input_time)
+        times = {"input_time": self._input_time, "input_time_start": self._input_time_start}
+        return timed_input(anchors, unit=self._sampling.time_unit(self.dataset.schema), **times)
 
     def sampling_plan(self, seed_type: Any, run_seed: int) -> BatchPlan:
         """Return which subgraph belongs to a batch."""

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-import numpy as np
 import torch
 from typing_extensions import Self, Unpack
 
@@ -29,13 +28,15 @@ from gigl_loader.loaders.arguments import (
 )
 from gigl_loader.loaders.dataset import Dataset, DatasetOfLoader, check_dataset, entry_numbers
 from gigl_loader.loaders.dequantize import dequantizing
-from gigl_loader.loaders.inputs import SeedNodes, read_seed_nodes, read_seed_weights, seed_draw, timed_input
+from gigl_loader.loaders.input_times import request_alone, without_past
+from gigl_loader.loaders.inputs import SeedNodes, read_seed_nodes, read_seed_weights, seed_draw
 from gigl_loader.loaders.placement import Placement, PlacementOptions
 from gigl_loader.loaders.state import Epochs, Place, describe_run, read_state, state_of
 from gigl_loader.loaders.stream import BatchPipeline, FrameStream, Progress, SingleBatches
 from gigl_loader.loaders.transfer import target_device, transfer_to
 from gigl_loader.native import draws
-from gigl_loader.sampling.request import BatchRequest
+from gigl_loader.sampling.plan import SamplerArguments
+from gigl_loader.sampling.request import SEEDS_WITHOUT_PAST, BatchRequest
 from gigl_loader.sampling.schedule import Schedule
 from gigl_loader.sampling.source import SourceRequest
 from gigl_loader.topology import Topology
@@ -99,6 +100,8 @@ class BaseDistLoader(FixedArguments):
     shuffle: bool
     topology: Topology
     """Where this process stands among the trainers."""
+    _sampling = SamplerArguments()
+    _has_warned = False
 
     def __init__(self, dataset: Dataset, **options: Unpack[LoaderOptions]) -> None:
         """Check the arguments, then start what makes the batches.
@@ -208,11 +211,12 @@ class BaseDistLoader(FixedArguments):
         """Return ``batch``, which has all of its rows: PyG's ``ZipLoader`` calls it."""
         return batch
 
-    def sample(self, nodes: Any, *, epoch: int | None = None, time: Any = None) -> Any:
+    def sample(
+        self, nodes: Any, *, epoch: int | None = None, time: Any = None, time_start: Any = None
+    ) -> Any:
         """Return the batch whose seeds are ``nodes``: ids of this loader's seed type, as for ``input_nodes``.
 
-        A loader of links takes links, as for ``edge_label_index``. ``time``: that of each seed, where
-        the loader has times with its input.
+        A loader of links takes links. ``time``, ``time_start``: of each seed, where the input has them.
 
         By itself: it counts for no epoch and no ``stats``. Equal seeds and epochs (by default, :attr:`epoch`)
         give equal batches: the first batch of a loader over just these seeds. The first call opens a sampler
@@ -220,10 +224,9 @@ class BaseDistLoader(FixedArguments):
         """
         self._check_usable()
         epoch = self.epoch if epoch is None else whole_epoch(epoch)
-        seeds = timed_input(self._input_of(nodes), time, self.plan.inputs)
-        count = len(next(iter(seeds.columns.values())))
-        places = np.arange(count) if seeds.places is None else seeds.places
-        return self._single_batch(BatchRequest(epoch, 0, places, seeds.columns))
+        given = {"time": time, "time_start": time_start}
+        unit, wanted = self._sampling.time_unit(self.dataset.schema), self.plan.inputs
+        return self._single_batch(request_alone(self._input_of(nodes), epoch, wanted, unit=unit, **given))
 
     @property
     def epoch(self) -> int:
@@ -277,7 +280,7 @@ class BaseDistLoader(FixedArguments):
         """Return counters since construction: batches, seconds by kind, and the counters of the source.
 
         ``seconds_waiting`` for batches, ``seconds_copying`` to the device, ``seconds_collating``, and
-        ``seconds_transforming`` in the user's ``transform``.
+        ``seconds_transforming`` in the user's ``transform``; ``seeds_without_past``: see ``time_attr``.
         """
         seconds = {f"seconds_{kind}": value for kind, value in self._pipeline.seconds.items()}
         return {
@@ -285,6 +288,7 @@ class BaseDistLoader(FixedArguments):
             **seconds,
             "seconds_waiting": self._frames.seconds_waiting,
             "batches": self._pipeline.batches,
+            SEEDS_WITHOUT_PAST: self._pipeline.counted[SEEDS_WITHOUT_PAST],
         }
 
     def shutdown(self) -> None:
@@ -464,6 +468,9 @@ class BaseDistLoader(FixedArguments):
             self._frames.lose_place()
             raise
         progress.give(frame.batch)
+        if self._pipeline.counted[SEEDS_WITHOUT_PAST] and not self._has_warned:
+            self._has_warned = True
+            logger.warning("%s: %s", self.name, without_past(self._sampling, self.dataset.schema))
         return batch
 
     def _check_usable(self) -> None:

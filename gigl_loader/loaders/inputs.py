@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
+from typing_extensions import Self
 
 from gigl_loader.arrays import Int64Array
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE
 from gigl_loader.options import is_edge_type, known_edge_type
 from gigl_loader.sampling.plans.link import GIVEN
-from gigl_loader.sampling.request import SEED, TIME
+from gigl_loader.sampling.request import SEED, TIME, TIME_START
 from gigl_loader.sampling.schedule import WEIGHT, SeedDraw
 from gigl_loader.shared import SharedTensors
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from gigl_loader.arrays import Array
     from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeSchema, NodeType
     from gigl_loader.loaders.dataset import LinkDirectory, NodeDirectory
-    from gigl_loader.sampling.request import InputColumn
 
 
 class LoaderInput(Protocol):
@@ -52,8 +52,8 @@ class LoaderInput(Protocol):
     def described(self, directory: NodeDirectory) -> dict[str, Any]:
         """Return size and digest of the input as plain values. Equal for every partitioning."""
 
-    def with_times(self, times: Int64Array) -> LoaderInput:
-        """Return the input with a time for each entry, int64 [N]."""
+    def with_times(self, times: Mapping[str, Int64Array]) -> Self:
+        """Return the input with columns of times, int64 [N] each, by name."""
 
     def without_ids(self) -> LoaderInput:
         """Return the input without what only ``described`` needs."""
@@ -75,8 +75,8 @@ class SeedNodes:
     """Where each seed stands in the user's input; ``None`` when that is its index here."""
     ids: Int64Array | None = None
     """Node ids of the positions, where they are known; ``None`` where the dataset has to be asked."""
-    times: Int64Array | None = None
-    """Of the trees around the seeds, where they are drawn in times that came with the input."""
+    times: Mapping[str, Int64Array] = field(default_factory=dict)
+    """Columns of the trees around the seeds, where they are drawn in times that came with the input."""
     split: str | None = None
     """Name of the split that they are, in messages."""
 
@@ -91,14 +91,15 @@ class SeedNodes:
     @property
     def columns(self) -> dict[str, Array]:
         """The columns of a request, [N] each."""
-        return {SEED: self.positions, **({} if self.times is None else {TIME: self.times})}
+        return {SEED: self.positions, **self.times}
 
     def described(self, directory: NodeDirectory) -> dict[str, Any]:
         """Return size and digest of the input as plain values."""
         ids = directory.node_ids(self.node_type, self.positions) if self.ids is None else self.ids
-        return {"number of seeds": len(ids), "digest of seeds": _digest(ids, self.places, self.times)}
+        arrays = (ids, self.places, *self.times.values())
+        return {"number of seeds": len(ids), "digest of seeds": _digest(*arrays)}
 
-    def with_times(self, times: Int64Array) -> SeedNodes:
+    def with_times(self, times: Mapping[str, Int64Array]) -> Self:
         return replace(self, times=times)
 
     def without_ids(self) -> SeedNodes:
@@ -265,8 +266,8 @@ class SeedLinks:
     """Node ids of sources and destinations, int64 [2, M], where they are known."""
     places: Int64Array | None = None
     """Always ``None``: links stand in the user's input as they do here."""
-    times: Int64Array | None = None
-    """Of the trees around the links, where they are drawn in time."""
+    times: Mapping[str, Int64Array] = field(default_factory=dict)
+    """Columns of the trees around the links, where they are drawn in time."""
     split: str | None = None
     """Name of the split that they are, in messages."""
     negatives: Int64Array | None = None
@@ -285,9 +286,8 @@ class SeedLinks:
     @property
     def columns(self) -> dict[str, Array]:
         """The columns of a request, [M] each."""
-        times = {} if self.times is None else {TIME: self.times}
         negatives = {} if self.negatives is None else {GIVEN: self.negatives}
-        return {"src": self.src, "dst": self.dst, **times, **negatives}
+        return {"src": self.src, "dst": self.dst, **self.times, **negatives}
 
     def described(self, directory: NodeDirectory) -> dict[str, Any]:
         """Return size and digest of the input as plain values."""
@@ -299,10 +299,10 @@ class SeedLinks:
                 directory.node_ids(self.edge_type[2], self.dst),
             )
         )
-        digest = _digest(src, dst, self.times, self.negative_ids)
+        digest = _digest(src, dst, *self.times.values(), self.negative_ids)
         return {"number of links": len(src), "digest of links": digest}
 
-    def with_times(self, times: Int64Array) -> SeedLinks:
+    def with_times(self, times: Mapping[str, Int64Array]) -> Self:
         return replace(self, times=times)
 
     def without_ids(self) -> SeedLinks:
@@ -392,57 +392,6 @@ def _pairs(links: Any) -> Int64Array:
     return np.ascontiguousarray(links.detach().cpu().to(torch.int64).numpy())
 
 
-def timed_seeds(seeds: SeedNodes, input_time: Any) -> SeedNodes:
-    """Return seeds with the times that a user passed for them, if any."""
-    if input_time is None:
-        return seeds
-    count = len(seeds.positions)
-    return seeds.with_times(read_times("input_time", input_time, count=count, places=seeds.places))
-
-
-def timed_input(seeds: LoaderInput, time: Any, wanted: Iterable[InputColumn]) -> LoaderInput:
-    """Return entries that are sampled by themselves with their ``time``, where the plan wants one for each.
-
-    ``wanted``: columns of the plan's requests. ``ValueError`` where a time lacks, or has no meaning.
-    """
-    is_needed = any(column.name == TIME for column in wanted)
-    if is_needed != (time is not None):
-        rule = "is needed, as the loader has times with its input" if is_needed else "has no meaning here"
-        raise ValueError(f"time, that of each seed, {rule}")
-    count = num_entries(seeds)
-    if not count:
-        raise ValueError(f"a batch needs at least one {seeds.what}")
-    if not is_needed:
-        return seeds
-    return seeds.with_times(read_times("time", time, count=count, places=seeds.places))
-
-
-def read_times(name: str, value: Any, *, count: int, places: Int64Array | None = None) -> Int64Array:
-    """Return the time of each entry, int64 [count].
-
-    ``places``: where each entry stands in a mask; ``value`` may then have a time for each place of the mask.
-    ``TypeError`` and ``ValueError`` name the rule that is broken.
-    """
-    if not count:
-        return np.empty(0, np.int64)
-    try:
-        times = torch.as_tensor(value).detach().cpu()
-    except (TypeError, ValueError, RuntimeError):
-        raise TypeError(f"{name} must be a tensor of integers, got a {type(value).__name__}") from None
-    if times.is_floating_point() or times.is_complex() or times.dtype == torch.bool:
-        raise TypeError(f"{name} must hold integers, got {times.dtype}")
-    if times.ndim != 1 and times.shape[1:] != (1,):
-        raise ValueError(f"{name} must be 1-D, got shape {list(times.shape)}")
-    array = np.ascontiguousarray(times.to(torch.int64).numpy().reshape(-1))
-    if places is not None and len(array) != count and len(array) > int(places.max()):
-        array = array[places]
-    if len(array) != count:
-        raise ValueError(
-            f"{name} needs one time for each of the {count} entries of the input, got {len(array)}"
-        )
-    return array
-
-
 def read_seed_weights(
     value: Any, seeds: LoaderInput, schema: GraphSchema, *, shuffle: bool
 ) -> SharedTensors | None:
@@ -491,7 +440,7 @@ def seed_draw(
         weights,
         seeds.columns[SEED],
         places=seeds.places,
-        times=seeds.columns.get(TIME),
+        times={name: seeds.columns[name] for name in (TIME, TIME_START) if name in seeds.columns},
         run_seed=run_seed,
         rank=rank,
         # Half: so that the batch fails with the name of the lock's holder before the loader gives up.

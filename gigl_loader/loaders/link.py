@@ -13,10 +13,12 @@ import torch
 from typing_extensions import Unpack
 
 from gigl_loader.graph.schema import EdgeType
+from gigl_loader.graph.times import in_unit
 from gigl_loader.loaders.arguments import Fanouts, LoaderOptions, flag
 from gigl_loader.loaders.base import BaseDistLoader
 from gigl_loader.loaders.collate import Collator
-from gigl_loader.loaders.inputs import InputLinks, SeedLinks, read_seed_links, read_times
+from gigl_loader.loaders.input_times import timed_input
+from gigl_loader.loaders.inputs import InputLinks, SeedLinks, read_seed_links
 from gigl_loader.loaders.neighbor import check_reverse_edge_types, khop_arguments, sampler_arguments
 from gigl_loader.sampling.khop import KHop
 from gigl_loader.sampling.negatives import MAX_AMOUNT, Negatives, NodeWeights
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.graph.schema import GraphSchema, NodeType
     from gigl_loader.loaders.dataset import Dataset, LinkDirectory
+    from gigl_loader.loaders.neighbor import Times, Window
     from gigl_loader.loaders.transfer import FrameTensors
 
 
@@ -297,7 +300,8 @@ class DistLinkNeighborLoader(BaseDistLoader):
         edge_label_index: InputLinks = None,
         *,
         edge_label: torch.Tensor | None = None,
-        edge_label_time: torch.Tensor | None = None,
+        edge_label_time: Times | None = None,
+        input_time_start: Times | None = None,
         neg_sampling: NegativeSampling
         | Mapping[str, Any]
         | str
@@ -312,7 +316,8 @@ class DistLinkNeighborLoader(BaseDistLoader):
         weight_attr: str | None = None,
         disjoint: bool = False,
         time_attr: str | None = None,
-        temporal_strategy: Literal["uniform", "last"] = "uniform",
+        time_window: Window | None = None,
+        temporal_strategy: Literal["uniform", "last", "monotone"] = "uniform",
         subgraph_type: str | SubgraphType = "directional",
         sampler_options: SamplerOptions = KHopNeighborSamplerOptions(),  # noqa: B008 - a frozen value
         **options: Unpack[LoaderOptions],
@@ -348,8 +353,9 @@ class DistLinkNeighborLoader(BaseDistLoader):
         ``disjoint``
             Sample a tree of its own around every link, its ends and its negatives. ``batch`` is the number of
             the tree of every node.
-        ``time_attr``, ``temporal_strategy``
-            As for :class:`DistNeighborLoader`, by ``edge_label_time``, which is then needed. With times of
+        ``time_attr``, ``time_window``, ``input_time_start``, ``temporal_strategy``
+            As for :class:`DistNeighborLoader`, by ``edge_label_time``, which is then needed. Windows bound
+            the neighbourhoods of links, not their negatives. With times of
             nodes, the ends of negatives are drawn among nodes that are not later than their link; where there
             are none, among all, which ``stats()["negatives_too_late"]`` counts.
         ``replace``, ``with_edge``, ``weight_attr``, ``subgraph_type``
@@ -362,6 +368,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
         self._edge_label_index = edge_label_index
         self._edge_label = edge_label
         self._edge_label_time = edge_label_time
+        self._input_time_start = input_time_start
         self._neg_sampling = neg_sampling
         self._exclude_targets = flag("exclude_targets", exclude_targets)
         self._reverse_edge_types = reverse_edge_types
@@ -373,10 +380,11 @@ class DistLinkNeighborLoader(BaseDistLoader):
             disjoint=disjoint or time_attr is not None,
             time_attr=time_attr,
             temporal_strategy=temporal_strategy,
+            time_window=time_window,
+            with_starts=input_time_start is not None,
             subgraph_type=subgraph_type,
         )
         self._sampling = khop_arguments(arguments, sampler_options, "links")
-        self._counted = dict.fromkeys((NOT_STRICT, TOO_LATE), 0)
         super().__init__(dataset, **options)
 
     def read_input(self) -> SeedLinks:
@@ -388,15 +396,15 @@ class DistLinkNeighborLoader(BaseDistLoader):
         elif self._custom is None:
             self._negatives = read_negatives(given, self.dataset.schema, links.edge_type)
         mode = None if given is None else "triplet" if self._negatives is None else self._negatives.mode
-        self._labels = LinkLabels.read(
-            self._edge_label, self._edge_label_time, num_links=len(links.src), mode=mode
-        )
+        unit = self._sampling.time_unit(self.dataset.schema)
+        time = in_unit("edge_label_time", self._edge_label_time, unit)
+        self._labels = LinkLabels.read(self._edge_label, time, num_links=len(links.src), mode=mode)
         if self._sampling.time_attr is None:
             return links
         if self._edge_label_time is None:
             raise ValueError("'edge_label_time' is not set: time_attr needs the time of each link")
-        times = read_times("edge_label_time", self._edge_label_time, count=len(links.src))
-        return links.with_times(times)
+        times = {"edge_label_time": time, "input_time_start": self._input_time_start}
+        return timed_input(links, unit=unit, **times)
 
     def sampling_plan(self, seed_type: Any, run_seed: int) -> BatchPlan:
         """Return which subgraph belongs to a batch. ``seed_type`` is the edge type of the links."""
@@ -417,11 +425,17 @@ class DistLinkNeighborLoader(BaseDistLoader):
     def collate(self, tensors: FrameTensors) -> Any:
         """Return ``Data`` or ``HeteroData``. A subclass may extend it."""
         plan = cast("LinkPlan", self.plan.sampler)
-        for name, count in tensors.frame.counters.items():
-            self._counted[name] += count
         return self._labels.attach(self._collator(tensors), tensors, plan)
 
-    def sample(self, nodes: Any, *, epoch: int | None = None, time: Any = None, negatives: Any = None) -> Any:
+    def sample(
+        self,
+        nodes: Any,
+        *,
+        epoch: int | None = None,
+        time: Any = None,
+        time_start: Any = None,
+        negatives: Any = None,
+    ) -> Any:
         """Return the batch of links by themselves: see :meth:`BaseDistLoader.sample`.
 
         The labels, times and negatives that the loader was given belong to other links: such a batch has none
@@ -431,7 +445,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
             raise ValueError("negatives have no meaning here: the loader was given none with its links")
         of_input, self._labels, self._own_negatives = self._labels, LinkLabels(), negatives
         try:
-            return super().sample(nodes, epoch=epoch, time=time)
+            return super().sample(nodes, epoch=epoch, time=time, time_start=time_start)
         finally:
             self._labels, self._own_negatives = of_input, None
 
@@ -441,7 +455,8 @@ class DistLinkNeighborLoader(BaseDistLoader):
         ``negatives_not_strict`` are edges though they should be none, ``negatives_too_late`` have an end that
         is later than their link.
         """
-        return {**super().stats(), **self._counted}
+        counted = self._pipeline.counted
+        return {**super().stats(), **{name: counted[name] for name in (NOT_STRICT, TOO_LATE)}}
 
     def _links_of(self, value: Any) -> SeedLinks:
         return read_seed_links(cast("LinkDirectory", self.dataset), value)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from typing_extensions import Unpack
@@ -15,7 +17,8 @@ from gigl_loader.graph.schema import NodeType
 from gigl_loader.loaders.arguments import Fanouts, LoaderOptions, flag
 from gigl_loader.loaders.base import BaseDistLoader
 from gigl_loader.loaders.collate import Collator
-from gigl_loader.loaders.inputs import SeedNodes, read_seed_nodes, timed_seeds
+from gigl_loader.loaders.input_times import timed_input
+from gigl_loader.loaders.inputs import SeedNodes, read_seed_nodes
 from gigl_loader.options import EdgeType, by_edge_type, known_edge_type
 from gigl_loader.sampling.khop import SUBGRAPH_TYPES
 from gigl_loader.sampling.plan import BatchPlan, SamplerArguments, SamplerOptions
@@ -52,12 +55,19 @@ def sampler_arguments(
     disjoint: Any,
     time_attr: Any = None,
     temporal_strategy: Any = "uniform",
+    time_window: Any = None,
     with_times: bool = False,
+    with_starts: bool = False,
     subgraph_type: Any = "directional",
 ) -> SamplerArguments:
     """Return the arguments that say how neighbours are drawn; sampler options check the rest of them."""
-    if with_times and time_attr is None:
-        raise ValueError("input_time has no meaning without time_attr, the column that it bounds")
+    given = {
+        "input_time": with_times,
+        "input_time_start": with_starts,
+        "time_window": time_window is not None,
+    }
+    for name in (name for name, is_given in given.items() if is_given and time_attr is None):
+        raise ValueError(f"{name} has no meaning without time_attr, the column that it bounds")
     return SamplerArguments(
         num_neighbors=num_neighbors,
         replace=flag("replace", replace),
@@ -65,18 +75,23 @@ def sampler_arguments(
         weight_attr=weight_attr,
         disjoint=flag("disjoint", disjoint),
         time_attr=time_attr,
-        last=_is_last(temporal_strategy, time_attr),
+        last=(strategy := _strategy(temporal_strategy, time_attr)) == "last",
+        monotone=strategy == "monotone",
+        time_window=time_window,
         with_times=with_times,
+        with_starts=with_starts,
         subgraph_type=_subgraph_type(subgraph_type),
     )
 
 
-def _is_last(strategy: Any, time_attr: Any) -> bool:
-    if strategy not in ("uniform", "last"):
-        raise ValueError(f"temporal_strategy must be 'uniform' or 'last', got {strategy!r}")
-    if strategy == "last" and time_attr is None:
-        raise ValueError("temporal_strategy 'last' needs time_attr, the column that says what is last")
-    return bool(strategy == "last")
+def _strategy(strategy: Any, time_attr: Any) -> str:
+    if strategy not in ("uniform", "last", "monotone"):
+        raise ValueError(f"temporal_strategy must be 'uniform', 'last' or 'monotone', got {strategy!r}")
+    if strategy != "uniform" and time_attr is None:
+        raise ValueError(
+            f"temporal_strategy {strategy!r} needs time_attr, the column that says what is later"
+        )
+    return str(strategy)
 
 
 def _subgraph_type(value: Any) -> str:
@@ -162,6 +177,9 @@ def attach_walks(batch: Any, tensors: FrameTensors, walks: Walks, schema: GraphS
 
 _Nodes = torch.Tensor | npt.NDArray[Any] | Sequence[int] | Sequence[str] | Mapping[int, Any] | None
 InputNodes = _Nodes | tuple[NodeType, _Nodes]
+Times = torch.Tensor | npt.NDArray[Any] | Sequence[Any]
+"""Integers, or points in time of NumPy, pandas or ``datetime``."""
+Window = int | timedelta | np.timedelta64 | tuple[Any, Any]
 
 
 class DistNeighborLoader(BaseDistLoader):
@@ -185,8 +203,10 @@ class DistNeighborLoader(BaseDistLoader):
         weight_attr: str | None = None,
         disjoint: bool = False,
         time_attr: str | None = None,
-        input_time: torch.Tensor | None = None,
-        temporal_strategy: Literal["uniform", "last"] = "uniform",
+        input_time: Times | None = None,
+        input_time_start: Times | None = None,
+        time_window: Window | None = None,
+        temporal_strategy: Literal["uniform", "last", "monotone"] = "uniform",
         subgraph_type: str | SubgraphType = "directional",
         sampler_options: SamplerOptions = KHopNeighborSamplerOptions(),  # noqa: B008 - a frozen value
         **options: Unpack[LoaderOptions],
@@ -219,12 +239,23 @@ class DistNeighborLoader(BaseDistLoader):
             Node or edge column of integers, declared when the graph was built (``--time``,
             ``from_pyg(time_attr=)``) or by ``gigl-loader index``. In the tree around a seed with time ``t``,
             no edge, or no neighbour, has a later time, at any hop; types without the column are not bound.
-            Trees are disjoint, and the batch has ``seed_time``.
+            Trees are disjoint, and the batch has ``seed_time``. ``stats()["seeds_without_past"]`` counts the
+            seeds of batches in which no seed has an edge, or neighbour, that is early enough (in its window).
         ``input_time``
             Time of each seed, integers [N] or [N, 1]; needed for times of edges. By default, seeds have their
-            own.
+            own. Where the column has a unit (it was built from ``datetime64`` or timestamps), also
+            ``datetime64`` of any unit, dates of pandas and ``datetime``; times without a zone count as UTC.
+        ``time_window``
+            How far back a tree reaches: in the tree around a seed with time ``t``, no edge, or neighbour, is
+            earlier than ``t - time_window``. A number as the column has them, or a ``timedelta`` where it has
+            a unit. A pair ``(first, last)`` of points in time instead: nothing is earlier than ``first``, or
+            later than ``last`` or ``t``; seeds without a time have ``last``.
+        ``input_time_start``
+            Per seed [N], in place of ``time_window``: nothing in its tree is earlier.
         ``temporal_strategy``
             ``"uniform"`` draws among the neighbours that are early enough, ``"last"`` takes the latest.
+            ``"monotone"`` draws as ``"uniform"``, and no edge is later than the edge by which its target was
+            first reached; with times of nodes, no neighbour is later than the node whose neighbour it is.
         ``subgraph_type``
             Which edges a batch has: ``"directional"``, those that were drawn; ``"bidirectional"``, these and
             their reverses, with edge ids and columns, one edge for each pair of nodes and direction (a type
@@ -247,15 +278,18 @@ class DistNeighborLoader(BaseDistLoader):
             disjoint=disjoint,
             time_attr=time_attr,
             temporal_strategy=temporal_strategy,
+            time_window=time_window,
             with_times=input_time is not None,
+            with_starts=input_time_start is not None,
             subgraph_type=subgraph_type,
         )
-        self._input_time = input_time
+        self._input_time, self._input_time_start = input_time, input_time_start
         super().__init__(dataset, **options)
 
     def seed_nodes(self) -> SeedNodes:
         seeds = read_seed_nodes(self.dataset, self._input_nodes)
-        return timed_seeds(seeds, self._input_time)
+        times = {"input_time": self._input_time, "input_time_start": self._input_time_start}
+        return timed_input(seeds, unit=self._sampling.time_unit(self.dataset.schema), **times)
 
     def sampling_plan(self, seed_type: NodeType, run_seed: int) -> BatchPlan:
         schema = self.dataset.schema

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 import weakref
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,8 @@ class BatchPipeline:
         """Spent in each step."""
         self.batches = 0
         """Batches made."""
+        self.counted: Counter[str] = Counter()
+        """Sums of the counters of their frames."""
 
     def make(self, frame: Frame, collate: Callable[[FrameTensors], Any]) -> Any:
         """Return the batch of a frame."""
@@ -52,6 +55,7 @@ class BatchPipeline:
         for step, (begin, end) in zip(_STEPS, itertools.pairwise(times), strict=True):
             self.seconds[step] += end - begin
         self.batches += 1
+        self.counted.update(frame.counters)
         return batch
 
 

@@ -178,12 +178,18 @@ def draw_hop(
     disjoint: bool = False,
     neighbor_ids: Int64Array | None = None,
     tree_times: Int64Array | None = None,
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any], npt.NDArray[Any] | None, Int64Array | None]:
+    tree_starts: Int64Array | None = None,
+    bounds: Int64Array | None = None,
+) -> tuple[
+    npt.NDArray[np.int32], npt.NDArray[Any], npt.NDArray[Any] | None, Int64Array | None, Int64Array | None
+]:
     """Draw the neighbours of ``targets`` (positions) at one hop, as the fused sampler would.
 
     With ``disjoint``, targets are positions with their trees (``sampling.store.TREE_SHIFT``).
     Returns counts [T]; positions [E] and edge ids [E], each as wide as the adjacency has them; slots
-    [E], counted through all parts. ``node_ids`` maps positions of targets to node ids, ``None`` for
+    [E], counted through all parts; of a monotone rule, which needs the ``bounds`` of the targets [T], the
+    times of the edges [E]. Timed rules need ``tree_times``, those with a window also ``tree_starts``, by
+    number of the tree. ``node_ids`` maps positions of targets to node ids, ``None`` for
     the identity; neighbours are below ``num_neighbors``, and LABOR needs their ``neighbor_ids``.
     ``ValueError`` for a target outside the adjacency, ``RuntimeError`` for damaged lists,
     ``BatchTooLarge`` for more than ``max_edges`` neighbours, before they are drawn.
@@ -277,6 +283,8 @@ class DrawRule:
         labor: bool = False,
         timed: bool = False,
         last: bool = False,
+        window: bool = False,
+        monotone: bool = False,
     ) -> None: ...
     @property
     def fanout(self) -> int: ...
@@ -294,6 +302,12 @@ class DrawRule:
     @property
     def last(self) -> bool:
         """Of those, the latest."""
+    @property
+    def window(self) -> bool:
+        """Only neighbours that are not earlier than the start of the target's tree."""
+    @property
+    def monotone(self) -> bool:
+        """Only neighbours that are not later than the bound of the target."""
 
 class Adjacency:
     """One edge type, all the partitions on this host. Keeps the arrays it is given alive.
@@ -394,6 +408,7 @@ class NeighborSampler(Batch):
         *,
         max_edges: int = ...,
         tree_times: Int64Array | None = None,
+        tree_starts: Int64Array | None = None,
     ) -> None:
         """Sample around these positions by node type (duplicates collapse). Results stay until the next call.
 
@@ -422,22 +437,35 @@ class BatchBuilder(Batch):
         disjoint: bool = False,
         induced: bool = False,
     ) -> None: ...
-    def begin(self, seeds: Sequence[tuple[int, Int64Array]], *, max_edges: int = ...) -> None:
-        """Start over with these positions as seeds, given by node type (duplicates collapse)."""
+    def begin(
+        self,
+        seeds: Sequence[tuple[int, Int64Array]],
+        *,
+        max_edges: int = ...,
+        tree_times: Int64Array | None = None,
+    ) -> None:
+        """Start over with these positions as seeds, given by node type (duplicates collapse).
+
+        With ``tree_times``, draws are monotone: every node gets a bound.
+        """
     @property
     def room(self) -> int:
         """Edges that the batch may still take."""
     def split(self, node_type: int) -> list[Int64Array]:
         """Return the targets of the coming hop (positions) by partition."""
+    def split_bounds(self, node_type: int) -> list[Int64Array]:
+        """Return the bounds of the targets that ``split`` has returned."""
     def append(
         self,
         edge_type: int,
         answers: Sequence[
             tuple[npt.NDArray[np.int32], npt.NDArray[Any], npt.NDArray[Any] | None, Int64Array | None]
         ],
+        times: Sequence[Int64Array] = (),
     ) -> None:
         """Add what the partitions answered for their share: counts, positions, edge ids, slots.
 
+        ``times``: of the edges of each answer, where the rule was monotone.
         ``RuntimeError`` for an answer that cannot be one, ``BatchTooLarge`` beyond ``max_edges``; the
         batch must then be begun again.
         """

@@ -31,6 +31,7 @@ from gigl_loader.partition.table import (
     GraphTables,
     NodeTable,
     known_columns,
+    without_dates,
 )
 from gigl_loader.tensors import spec_of
 
@@ -61,8 +62,8 @@ def tables_from_pyg(
     ``weight_attr`` names the edge column by which loaders may draw edges, for every type that has it, or by
     type. ``ValueError`` where it is not there, or holds more than one number an edge.
 
-    ``time_attr`` names the column by which loaders may draw in time, one integer for each node or edge: of
-    every node type that has it, or else of every edge type, or by type.
+    ``time_attr`` names the column by which loaders may draw in time, one integer or ``datetime64`` (an array
+    of NumPy) for each node or edge: of every node type that has it, or else of every edge type, or by type.
 
     Where a ``Data`` has as many edges as nodes, PyG takes a column for one of nodes unless its name has
     ``edge`` in it. A column of ``weight_attr`` is of edges, one of a mapping ``time_attr`` of what it says.
@@ -321,8 +322,9 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any, tuple[tuple[str, i
 
 def array_and_column(value: Any, what: str) -> tuple[Array, Column]:
     """Return a tensor as an array and its column. bfloat16, unknown to NumPy, travels as uint16."""
+    unit = None
     if isinstance(value, np.ndarray):
-        array, dtype = value, None
+        (array, unit), dtype = without_dates(value, what), None
     else:
         import torch
 
@@ -332,4 +334,4 @@ def array_and_column(value: Any, what: str) -> tuple[Array, Column]:
         dtype = "BF16" if tensor.dtype == torch.bfloat16 else None
         array = tensor.view(torch.int16).numpy().view(np.uint16) if dtype else tensor.numpy()
     spec = spec_of(np.asarray(array))
-    return np.asarray(array), Column(dtype or spec.dtype, spec.shape[1:])
+    return np.asarray(array), Column(dtype or spec.dtype, spec.shape[1:], unit)

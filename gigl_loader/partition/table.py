@@ -8,7 +8,7 @@ import shlex
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -25,6 +25,7 @@ from gigl_loader.graph.schema import (
     NodeType,
     type_name,
 )
+from gigl_loader.graph.times import nanoseconds
 from gigl_loader.native import crc32c
 from gigl_loader.partition.declared import Quantizations, check_quantized_column, check_time_column
 from gigl_loader.partition.readers import TEXT, Kind, Table
@@ -70,15 +71,18 @@ class ArrayTable:
     def __init__(
         self, name: str, arrays: Mapping[str, Array], columns: Mapping[str, Column] | None = None
     ) -> None:
-        """``arrays`` have a row per node or edge, [N, ...]: numbers, booleans or texts, by column.
+        """``arrays`` have a row per node or edge, [N, ...]: numbers, booleans, texts or dates, by column.
 
         ``columns`` may override the dtype of some arrays: ``BF16`` for uint16 that hold bfloat16.
         """
         self.name = name
-        self._arrays = {key: as_texts(np.asarray(array)) for key, array in arrays.items()}
-        self.columns: dict[str, Kind] = {
-            key: _kind_of(name, key, array) for key, array in self._arrays.items()
-        }
+        self._arrays: dict[str, Array] = {}
+        self.columns: dict[str, Kind] = {}
+        for key, given in arrays.items():
+            array, unit = without_dates(np.asarray(given), f"{name}, column {key!r}")
+            self._arrays[key] = array = as_texts(array)
+            kind = _kind_of(name, key, array)
+            self.columns[key] = replace(kind, unit=unit) if isinstance(kind, Column) else kind
         self.columns.update(columns or {})
         self.num_rows = _common_length(name, self._arrays)
         self._first_row = 0
@@ -348,6 +352,19 @@ def known_columns(
         kind: {} if entry.rows is None else entry.rows.columns for kind, entry in nodes.items()
     }
     return {**found, **{kind: table.columns for kind, table in edges.items()}}
+
+
+def without_dates(array: Array, what: str) -> tuple[Array, str | None]:
+    """Return datetime64 as nanoseconds, int64, with their unit, and any other array as it is.
+
+    ``FormatError`` names a date that nanoseconds cannot hold.
+    """
+    if array.dtype.kind != "M":
+        return array, None
+    try:
+        return nanoseconds(array), "ns"
+    except ValueError as error:
+        raise FormatError(f"{what}: {error}") from None
 
 
 def as_texts(array: Array) -> Array:

@@ -16,7 +16,8 @@ from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE
 from gigl_loader.loaders import arguments
 from gigl_loader.loaders.collate import Collator
 from gigl_loader.loaders.dataset import check_dataset
-from gigl_loader.loaders.inputs import link_type, read_times
+from gigl_loader.loaders.input_times import read_times
+from gigl_loader.loaders.inputs import link_type
 from gigl_loader.loaders.link import read_negatives
 from gigl_loader.loaders.neighbor import sampler_arguments
 from gigl_loader.loaders.stream import SingleBatches

@@ -146,11 +146,10 @@ class RemoteStore:
 
     def _sample_in_pieces(self, request: NeighborRequest | InducedRequest, most: int) -> Neighbors:
         """Send requests for at most ``most`` targets each, one after the other."""
-        targets = request.targets
+        count = len(request.targets)
         pieces = [request]
-        if len(targets) > most:
-            starts = range(0, len(targets), most)
-            pieces = [replace(request, targets=targets[at : at + most]) for at in starts]
+        if count > most:
+            pieces = [request.part(at, at + most) for at in range(0, count, most)]
         results = [result for piece in pieces for result in self._sample_in_parts(piece)]
         return results[0] if len(results) == 1 else _one_after_the_other(results)
 
@@ -163,8 +162,8 @@ class RemoteStore:
                 remedy = "ask for fewer nodes" if isinstance(request, InducedRequest) else "set a fanout"
                 raise SamplingError(f"{error}; no reply holds those of one node: {remedy}") from None
         half = len(request.targets) // 2
-        parts = (request.targets[:half], request.targets[half:])
-        return [result for part in parts for result in self._sample_in_parts(replace(request, targets=part))]
+        parts = (request.part(0, half), request.part(half, len(request.targets)))
+        return [result for part in parts for result in self._sample_in_parts(part)]
 
     def _sample(self, request: NeighborRequest | InducedRequest) -> Neighbors:
         layout, buffer = self._connection.call(self._encoded(request), assembled)
@@ -220,6 +219,7 @@ def _one_after_the_other(results: Sequence[Neighbors]) -> Neighbors:
         np.concatenate([each.positions for each in results]),
         _joined([each.edge_ids for each in results]),
         _joined([each.slots for each in results]),
+        _joined([each.times for each in results]),
     )
 
 

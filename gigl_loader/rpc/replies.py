@@ -46,7 +46,7 @@ MAX_ROW_BYTES = 256 << 20
 """Bytes of the rows of one request: a service refuses more, because it gathers them before it sends."""
 
 MAX_DRAWN_EDGES = 16 << 20
-"""Edges of one request: a service refuses more before it draws. At 4 to 24 bytes, they take 64 to 400 MB."""
+"""Edges of one request: a service refuses more before it draws. At 4 to 32 bytes, they take 64 to 540 MB."""
 
 
 def neighbors_document(neighbors: Neighbors) -> list[Bytes]:
@@ -60,6 +60,8 @@ def neighbors_document(neighbors: Neighbors) -> list[Bytes]:
     if neighbors.slots is not None:
         slots = neighbors.slots
         arrays["slots"] = slots.astype(np.int32) if not len(slots) or slots.max() < 2**31 else slots
+    if neighbors.times is not None:
+        arrays["times"] = neighbors.times
     return document(arrays)
 
 
@@ -124,6 +126,7 @@ def read_neighbors(
         "positions": True,
         "edge_ids": request.with_edge_ids,
         "slots": request.with_slots,
+        "times": isinstance(request, NeighborRequest) and request.rule.monotone,
     }
     _check_names(layout, [name for name, flag in expected.items() if flag])
     counts = _array(layout, buffer, "counts", len(request.targets), ("I32",))
@@ -136,11 +139,12 @@ def read_neighbors(
     positions = _array(layout, buffer, "positions", total)
     _check_range("positions", positions, 0, schema.nodes[neighbor_type].count)
     edge_ids = _array(layout, buffer, "edge_ids", total) if request.with_edge_ids else None
+    times = _array(layout, buffer, "times", total, ("I64",)) if expected["times"] else None
     if not request.with_slots:
-        return Neighbors(counts, positions, edge_ids, None)
+        return Neighbors(counts, positions, edge_ids, None, times)
     slots = _array(layout, buffer, "slots", total)
     _check_range("slots", slots, 0, 1 << SLOT_BITS)
-    return Neighbors(counts, positions, edge_ids, slots.astype(np.int64, copy=False))
+    return Neighbors(counts, positions, edge_ids, slots.astype(np.int64, copy=False), times)
 
 
 def edges_document(edges: EdgeList) -> list[Bytes]:

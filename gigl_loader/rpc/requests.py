@@ -116,8 +116,8 @@ def encode(envelope: Envelope, request: PartitionRequest, schema: GraphSchema) -
         }
         targets = narrowed((request.targets & POSITION_MASK) - first)
         trees = {"trees": narrowed(request.targets >> TREE_SHIFT)} if request.disjoint else {}
-        if request.tree_times is not None:
-            trees["tree_times"] = request.tree_times
+        of_time = {name: getattr(request, name) for name in ("tree_times", "tree_starts", "bounds")}
+        trees |= {name: times for name, times in of_time.items() if times is not None}
         return _document(envelope, "neighbors", arguments, targets, **trees)
     if isinstance(request, FeatureRequest):
         if isinstance(request.kind, str):
@@ -213,20 +213,12 @@ def parse(
 
 
 _COLLECTED = ("with_edge_ids", "with_slots")
-_FLAGS = ("replace", "with_edge_ids", "with_slots", "outward", "disjoint", "labor", "last")
+_RULE = ("replace", "labor", "last", "window", "monotone")
+_FLAGS = ("with_edge_ids", "with_slots", "outward", "disjoint", *_RULE)
 
 
 def _flags(request: NeighborRequest) -> tuple[str, ...]:
-    given = (
-        request.rule.replace,
-        request.with_edge_ids,
-        request.with_slots,
-        request.outward,
-        request.disjoint,
-        request.rule.labor,
-        request.rule.last,
-    )
-    return tuple(name for name, flag in zip(_FLAGS, given, strict=True) if flag)
+    return tuple(name for name in _FLAGS if getattr(request.rule if name in _RULE else request, name))
 
 
 def _neighbors(fields: RequestReader, schema: GraphSchema, partition: int, _: object) -> NeighborRequest:
@@ -249,16 +241,16 @@ def _neighbors(fields: RequestReader, schema: GraphSchema, partition: int, _: ob
         hop=fields.number("hop", 0, _HOPS),
         rule=DrawRule(
             fanout=fields.number("fanout", -1, 2**31),
-            replace="replace" in flags,
             weight=_weight(fields, schema, edge_type),
-            labor="labor" in flags,
             time=time,
-            last="last" in flags,
+            **{name: name in flags for name in _RULE},
         ),
         with_edge_ids="with_edge_ids" in flags,
         with_slots="with_slots" in flags,
         disjoint="disjoint" in flags,
-        tree_times=None if time is None else _tree_times(fields, targets, flags),
+        tree_times=None if time is None else _tree_times(fields, "tree_times", targets, flags),
+        tree_starts=_tree_times(fields, "tree_starts", targets, flags) if "window" in flags else None,
+        bounds=_bounds(fields, targets) if "monotone" in flags else None,
         outward="outward" in flags,
     )
 
@@ -342,13 +334,20 @@ def _time(fields: RequestReader, schema: GraphSchema, edge_type: EdgeType) -> st
     return time
 
 
-def _tree_times(fields: RequestReader, targets: Int64Array, flags: Collection[str]) -> Int64Array:
+def _tree_times(fields: RequestReader, name: str, targets: Int64Array, flags: Collection[str]) -> Int64Array:
     if "disjoint" not in flags:
         raise ValueError("draws in time need disjoint trees")
-    times = fields.integers("tree_times")
+    times = fields.integers(name)
     if len(targets) and int(targets.max()) >> TREE_SHIFT >= len(times):
-        raise FormatError(f"request: {len(times)} tree_times, of fewer trees than targets have")
+        raise FormatError(f"request: {len(times)} {name}, of fewer trees than targets have")
     return times
+
+
+def _bounds(fields: RequestReader, targets: Int64Array) -> Int64Array:
+    bounds = fields.integers("bounds")
+    if len(bounds) != len(targets):
+        raise FormatError(f"request: {len(bounds)} bounds of {len(targets)} targets")
+    return bounds
 
 
 def _rows(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from gigl_loader.channel.frame import MAX_HEADER_BYTES, Frame, check_number, read_failure, read_metadata
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column, type_name
-from gigl_loader.sampling.request import SEED_TIME
+from gigl_loader.sampling.request import SEED_TIME, SEEDS_WITHOUT_PAST
 from gigl_loader.sampling.store import GatherRequest
 from gigl_loader.tensors import ArraySpec, Layout, as_rows
 
@@ -220,6 +220,7 @@ class FrameSchema:
         names = inputs if seed_type is None else ("seeds", "input_id")
         if timed:
             names = (*names, SEED_TIME)
+            counters = (*counters, SEEDS_WITHOUT_PAST)
         nodes = (
             TypeArrays.of_nodes(schema, each, columns.nodes.get(each, ()), disjoint=disjoint)
             for each in schema.nodes

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import Self
 
 from gigl_loader.graph.schema import Column, type_name
+from gigl_loader.graph.times import TimeWindow, check_window, read_window
 from gigl_loader.options import by_edge_type, whole_number
 from gigl_loader.sampling.frame_schema import FrameArray, FrameSchema
 from gigl_loader.sampling.store import DrawRule
@@ -45,6 +46,12 @@ class KHop:
     Types without it are not bound."""
     last: bool = False
     """Take the latest neighbours in place of random ones."""
+    monotone: bool = False
+    """No edge, or neighbour, is later than the edge, or neighbour, that led to its target."""
+    time_window: TimeWindow = None
+    """No edge, or neighbour, is earlier than the window of its tree."""
+    with_starts: bool = False
+    """Each entry comes with the time at which the window of its tree begins."""
     labor: bool = False
     """LABOR-0 (Balin and Catalyurek 2023): all nodes of a hop have the same chances of their neighbours."""
     subgraph_type: str = "directional"
@@ -64,12 +71,7 @@ class KHop:
         for name in ("replace", "weight_attr", "time_attr", "disjoint"):
             if self.labor and getattr(self, name):
                 raise ValueError(f"LABOR draws neighbours for all nodes together: leave {name} out")
-        if self.time_attr is not None and not self.disjoint:
-            raise ValueError("time_attr needs disjoint trees")
-        if self.last and (self.replace or self.time_attr is None):
-            raise ValueError(
-                'temporal_strategy "last" takes the latest neighbours: it needs time_attr, and no replace'
-            )
+        self._check_times()
         hops = {len(fanouts) for fanouts in self.num_neighbors.values()}
         if len(hops) > 1:
             raise ValueError(
@@ -81,6 +83,22 @@ class KHop:
                     raise ValueError(
                         f"fanout {fanout} of {edge_type}: must be -1 (all), 0 (skip) or positive"
                     )
+
+    def _check_times(self) -> None:
+        if self.time_attr is not None and not self.disjoint:
+            raise ValueError("time_attr needs disjoint trees")
+        if self.last and (self.replace or self.time_attr is None):
+            raise ValueError(
+                'temporal_strategy "last" takes the latest neighbours: it needs time_attr, and no replace'
+            )
+        if self.time_attr is None and (self.monotone or self.time_window is not None or self.with_starts):
+            raise ValueError("windows of time, and monotone draws, need time_attr")
+        if self.monotone and self.last:
+            raise ValueError('temporal_strategy is "last" or "monotone", not both')
+        if self.time_window is not None and self.with_starts:
+            raise ValueError(
+                "time_window has no meaning with input_time_start, which gives each seed its own"
+            )
 
     @classmethod
     def of(cls, schema: GraphSchema, arguments: SamplerArguments, **of_plan: Any) -> Self:
@@ -101,6 +119,9 @@ class KHop:
             disjoint=arguments.disjoint or arguments.time_attr is not None,
             time_attr=check_time(schema, arguments.time_attr),
             last=arguments.last,
+            monotone=arguments.monotone,
+            time_window=read_window(arguments.time_window, arguments.time_unit(schema)),
+            with_starts=arguments.with_starts,
             subgraph_type=arguments.subgraph_type,
             **arguments.draw,
             **of_plan,
@@ -116,6 +137,9 @@ class KHop:
             weight_attr=check_weight(fields.schema, fields.take("weight_attr", None)),
             time_attr=check_time(fields.schema, fields.take("time_attr", None)),
             **{name: fields.flag(name, False) for name in _ADDED if _DEFAULTS[name] is False},
+            time_window=None
+            if (window := fields.take("time_window", None)) is None
+            else check_window(window),
             subgraph_type=fields.text("subgraph_type", "directional"),
             **of_plan,
         )._checked(fields.schema)
@@ -200,6 +224,8 @@ class KHop:
             labor=self.labor,
             time=(time := self.time(schema, edge_type)),
             last=self.last and time is not None,
+            window=(self.time_window is not None or self.with_starts) and time is not None,
+            monotone=self.monotone and time is not None,
         )
 
 

@@ -58,6 +58,8 @@ class LocalStore:
                 disjoint=ask.disjoint,
                 neighbor_ids=lists.neighbor_ids,
                 tree_times=ask.tree_times,
+                tree_starts=ask.tree_starts,
+                bounds=ask.bounds,
             )
         return Neighbors(*drawn)
 

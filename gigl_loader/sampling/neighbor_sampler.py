@@ -6,6 +6,7 @@ merged in the order of the frontier.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,19 +20,22 @@ from gigl_loader.sampling.costs import BatchBounds
 from gigl_loader.sampling.frame_writer import FrameWriter, Sampled
 from gigl_loader.sampling.local_store import open_adjacency
 from gigl_loader.sampling.partitioned import FrontierRequest
+from gigl_loader.sampling.request import SEEDS_WITHOUT_PAST
 from gigl_loader.sampling.store import InducedRequest, NeighborRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from gigl_loader.arrays import Int64Array
+    from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.sampling.frame_writer import DrawnBatch
     from gigl_loader.sampling.khop import KHop
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.plan import SamplerContext
     from gigl_loader.sampling.request import BatchRequest
     from gigl_loader.sampling.seeds import BatchSeeds, Seeder
     from gigl_loader.sampling.source import PlanSampler
-    from gigl_loader.sampling.store import Neighbors
+    from gigl_loader.sampling.store import DrawRule, Neighbors
 
 
 class LocalSampler:
@@ -47,6 +51,7 @@ class LocalSampler:
         self.bounds = context.bounds or BatchBounds.of_machine()
         self._seeder = seeder
         self._writer = writer = FrameWriter(context, None)
+        self._past = _Past(graph.schema, writer, hops)
         self.costs = writer.costs
         self._native = NeighborSampler(
             adjacencies=[
@@ -82,8 +87,9 @@ class LocalSampler:
             seeds = self._seeder.seeds(request, self.bounds)
             try:
                 self._native.sample(
-                    seeds.groups, seeds.key, max_edges=self.bounds.edges, tree_times=seeds.tree_times
+                    seeds.groups, seeds.key, max_edges=self.bounds.edges, **_tree_times(seeds)
                 )
+                seeds = self._past.counted(self._native, seeds, len(request))
                 sampled = self._writer.sampled(self._native, request, seeds)
             except NativeTooLarge:
                 raise self.bounds.too_many_edges(len(request)) from None
@@ -105,6 +111,7 @@ class DistributedSampler:
         self.costs = writer.costs
         self._hops = hops
         self._schema = context.graph.schema
+        self._past = _Past(self._schema, writer, hops)
         self._builder = BatchBuilder(
             **_arguments(writer, hops), bounds=[store.bounds(node_type) for node_type in writer.node_types]
         )
@@ -123,12 +130,14 @@ class DistributedSampler:
         """
         with self.costs.sampling():
             seeds = self._seeder.seeds(request, self.bounds)
-            self._builder.begin(seeds.groups, max_edges=self.bounds.edges)
+            times = seeds.times.last if seeds.times is not None and self._hops.monotone else None
+            self._builder.begin(seeds.groups, max_edges=self.bounds.edges, tree_times=times)
             try:
                 for hop in range(self._hops.num_hops):
                     self._expand(hop, seeds)
                 if self._hops.induced:
                     self._induce()
+                seeds = self._past.counted(self._builder, seeds, len(request))
                 sampled = self._writer.sampled(self._builder, request, seeds)
             except NativeTooLarge:
                 raise self.bounds.too_many_edges(len(request)) from None
@@ -152,11 +161,12 @@ class DistributedSampler:
                     with_slots=kept and writer.with_slots,
                     max_edges=self._builder.room,
                     disjoint=hops.disjoint,
-                    tree_times=seeds.tree_times if rule.time is not None else None,
+                    **_tree_times(seeds, rule),
                 )
                 for index, rule in enumerate(rules)
                 if rule.fanout != 0
-            }
+            },
+            monotone={index for index, rule in enumerate(rules) if rule.monotone},
         )
         self._builder.end_hop()
 
@@ -181,16 +191,29 @@ class DistributedSampler:
             }
         )
 
-    def _add(self, requests: Mapping[int, Callable[..., NeighborRequest | InducedRequest]]) -> None:
-        """Send the requests for the frontier, by number of the edge type, and add the edges of each type."""
+    def _add(
+        self,
+        requests: Mapping[int, Callable[..., NeighborRequest | InducedRequest]],
+        monotone: Collection[int] = (),
+    ) -> None:
+        """Send the requests for the frontier, by number of the edge type, and add the edges of each type.
+
+        ``monotone``: numbers of the edge types whose draws are bounded by their targets.
+        """
         types = self._writer.target_types
         shares = {each: self._builder.split(each) for each in {types[index] for index in requests}}
+        bounds = {each: self._builder.split_bounds(each) for each in {types[i] for i in monotone} & {*shares}}
         found = self._store.sample(
-            [FrontierRequest(shares[types[index]], request) for index, request in requests.items()]
+            [
+                FrontierRequest(
+                    shares[types[index]], request, bounds[types[index]] if index in monotone else None
+                )
+                for index, request in requests.items()
+            ]
         )
         by_type = dict(zip(requests, found, strict=True))
         for index in range(len(types)):
-            self._append(index, by_type.get(index))
+            self._append(index, by_type.get(index), monotone=index in monotone)
 
     def _nodes(self, node_type: int) -> Int64Array:
         """Return the positions of the nodes of the batch, ascending."""
@@ -199,15 +222,43 @@ class DistributedSampler:
         positions.sort()
         return positions
 
-    def _append(self, index: int, answers: Sequence[Neighbors] | None) -> None:
+    def _append(self, index: int, answers: Sequence[Neighbors] | None, *, monotone: bool) -> None:
         if answers is None:
             return self._builder.skip(index)
         parts = [(each.counts, each.positions, each.edge_ids, each.slots) for each in answers]
+        times = [each.times for each in answers if each.times is not None] if monotone else []
         try:
-            return self._builder.append(index, parts)
+            return self._builder.append(index, parts, times)
         except RuntimeError as error:
             edge_type = self._writer.edge_types[index]
             raise FormatError(f"edge type {edge_type}: {error}") from None
+
+
+class _Past:
+    """Counts the entries of batches in which no edge is early enough for any entry."""
+
+    def __init__(self, schema: GraphSchema, writer: FrameWriter, hops: KHop) -> None:
+        self._timed = [
+            index
+            for index, each in enumerate(writer.edge_types)
+            if hops.time(schema, each) is not None and hops.draws(each)
+        ]
+
+    def counted(self, batch: DrawnBatch, seeds: BatchSeeds, num_entries: int) -> BatchSeeds:
+        """Return the seeds of a drawn batch with the counter."""
+        if seeds.times is None:
+            return seeds
+        has_none = any(batch.num_targets(each) for each in self._timed) and not any(
+            sum(batch.edges_per_hop(each)) for each in self._timed
+        )
+        return replace(seeds, counters={**seeds.counters, SEEDS_WITHOUT_PAST: num_entries * has_none})
+
+
+def _tree_times(seeds: BatchSeeds, rule: DrawRule | None = None) -> dict[str, Any]:
+    """Return the times of trees as a draw by ``rule`` (of ``None``: by any rule) takes them."""
+    if seeds.times is None or (rule is not None and rule.time is None):
+        return {}
+    return {"tree_times": seeds.times.last, "tree_starts": seeds.times.first}
 
 
 def open_sampler(context: SamplerContext, hops: KHop, seeder: Seeder) -> PlanSampler:

@@ -43,7 +43,9 @@ class FrontierRequest(NamedTuple):
     targets: Sequence[Int64Array]
     """Positions by partition; where draws are ``disjoint``, with their trees."""
     request: Callable[..., NeighborRequest | InducedRequest]
-    """Makes the request to one partition of its ``targets``."""
+    """Makes the request to one partition of its ``targets``, and of their ``bounds`` where there are some."""
+    bounds: Sequence[Int64Array] | None = None
+    """Of the targets, where draws are monotone."""
 
 
 class PartitionedStore:
@@ -110,7 +112,8 @@ class PartitionedStore:
                 answers.append([_NOBODY] * len(self._stores))
                 for part, targets in enumerate(ask.targets):
                     if len(targets):
-                        share, store = ask.request(targets=targets), self._stores[part]
+                        bounds = {} if ask.bounds is None else {"bounds": ask.bounds[part]}
+                        share, store = ask.request(targets=targets, **bounds), self._stores[part]
                         work.add(partial(_sample, store, share, answers[-1], part), here=part in self._local)
         return answers
 
@@ -169,7 +172,7 @@ class PartitionedStore:
 
 
 _NOBODY = Neighbors(
-    np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.int64)
+    np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.int32), *[np.empty(0, np.int64)] * 2
 )
 """Neighbours from a partition that owns no target."""
 

@@ -12,6 +12,8 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from gigl_loader.graph.times import time_unit
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
@@ -272,11 +274,20 @@ class SamplerArguments:
     time_attr: Any = None
     last: bool = False
     """``temporal_strategy`` is ``"last"``."""
+    monotone: bool = False
+    """``temporal_strategy`` is ``"monotone"``."""
+    time_window: Any = None
     with_times: bool = False
     """The input has a time for each entry."""
+    with_starts: bool = False
+    """The input has, for each entry, the time at which its window begins."""
     draw: Mapping[str, Any] = field(default_factory=dict)
     """Fields of ``KHop`` that the sampler options set."""
     subgraph_type: str = "directional"
+
+    def time_unit(self, schema: GraphSchema) -> str | None:
+        """Return the unit of the times that ``time_attr`` names."""
+        return time_unit(schema, self.time_attr)
 
 
 class SamplerOptions(Protocol):

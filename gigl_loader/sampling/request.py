@@ -23,8 +23,14 @@ SEED = "seed"
 TIME = "time"
 """Name of the input column that holds the time of each entry's tree."""
 
+TIME_START = "time_start"
+"""Name of the input column that holds the time at which the window of each entry's tree begins."""
+
 SEED_TIME = "seed_time"
 """Name of the array of a frame that has these times."""
+
+SEEDS_WITHOUT_PAST = "seeds_without_past"
+"""Counter of the entries of a batch in which no edge is early enough for any of them."""
 
 INDEX_BYTES = 8
 

@@ -14,7 +14,7 @@ import numpy as np
 from gigl_loader import native
 from gigl_loader.arrays import Int64Array
 from gigl_loader.native import permutation
-from gigl_loader.sampling.request import SEED, TIME, BatchRequest
+from gigl_loader.sampling.request import SEED, TIME, TIME_START, BatchRequest
 from gigl_loader.shared import SharedTensors
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class SeedDraw:
         self._run_seed = int(seeds.array("run_seed"))
         self._positions: Int64Array = seeds.array("positions")
         self._places: Int64Array | None = seeds.array("places") if "places" in seeds else None
-        self._times: Int64Array | None = seeds.array("times") if "times" in seeds else None
+        self._times = {name: seeds.array(name) for name in (TIME, TIME_START) if name in seeds}
         self._rank = int(seeds.array("rank"))
         self._timeout_s = float(seeds.array("timeout_s"))
 
@@ -51,12 +51,12 @@ class SeedDraw:
         positions: Int64Array,
         *,
         places: Int64Array | None,
-        times: Int64Array | None = None,
+        times: Mapping[str, Array] | None = None,
         run_seed: int,
         rank: int,
         timeout_s: float,
     ) -> SeedDraw:
-        """Share the ``positions`` [N] of the seeds, and their ``times`` [N] where they have some.
+        """Share the ``positions`` [N] of the seeds, and their ``times`` by column [N] where they have some.
 
         Weight i is that of seed i, or, with ``places``, weight ``places[i]``. ``timeout_s`` bounds each wait
         for the lock of ``weights``.
@@ -71,8 +71,7 @@ class SeedDraw:
         }
         if places is not None:
             seeds["places"] = places
-        if times is not None:
-            seeds["times"] = times
+        seeds |= times or {}
         draw = cls(weights, SharedTensors.create(seeds))
         draw.read(np.empty(len(positions)), np.empty(len(positions)))
         return draw
@@ -119,9 +118,7 @@ class SeedDraw:
         # A product of tiny numbers may round up to the total, beyond the last seed that has a weight.
         np.minimum(chosen, np.searchsorted(sums, total), out=chosen)
         index = chosen if self._places is None else self._places[chosen]
-        inputs = {SEED: self._positions[chosen]}
-        if self._times is not None:
-            inputs[TIME] = self._times[chosen]
+        inputs = {SEED: self._positions[chosen], **{name: each[chosen] for name, each in self._times.items()}}
         return BatchRequest(asked.epoch, asked.batch, index, inputs)
 
     def _complaint(self, weights: Float64Array) -> str:

@@ -10,12 +10,13 @@ import numpy as np
 
 from gigl_loader.native import philox
 from gigl_loader.sampling.costs import BatchTooLarge
-from gigl_loader.sampling.request import SEED, SEED_TIME, TIME, InputColumn
+from gigl_loader.sampling.request import SEED, SEED_TIME, TIME, TIME_START, InputColumn
 from gigl_loader.sampling.store import MAX_TREES, TREE_SHIFT
 
 if TYPE_CHECKING:
     from gigl_loader.arrays import Array, Int64Array
     from gigl_loader.graph.schema import GraphSchema, NodeType
+    from gigl_loader.graph.times import TimeWindow
     from gigl_loader.sampling.costs import BatchBounds
     from gigl_loader.sampling.plan import SamplerContext
     from gigl_loader.sampling.request import BatchRequest
@@ -28,6 +29,21 @@ class Trees(Protocol):
     def disjoint(self) -> bool: ...
     @property
     def time_attr(self) -> str | None: ...
+    @property
+    def time_window(self) -> TimeWindow: ...
+    @property
+    def with_starts(self) -> bool: ...
+
+
+class TreeTimes(NamedTuple):
+    """Times of the trees of a batch, by number, int64 [B] each."""
+
+    of_entries: Int64Array
+    """Of the entries, as the batch has them."""
+    last: Int64Array
+    """No tree has anything later."""
+    first: Int64Array | None
+    """No tree has anything earlier; ``None`` without a window."""
 
 
 class EntryTimes:
@@ -36,27 +52,43 @@ class EntryTimes:
     def __init__(self, context: SamplerContext, node_type: NodeType, hops: Trees, *, given: bool) -> None:
         """``given``: requests have times. Where the plan is not one of time, there are none."""
         self._given = given
+        self._hops = hops
         self._of_nodes: Int64Array | None = None
-        if hops.time_attr is not None and not given:
-            self._of_nodes = context.graph.node_times(node_type, hops.time_attr).times
+        name = hops.time_attr
+        if name is not None and not given and name in context.graph.schema.nodes[node_type].times:
+            self._of_nodes = context.graph.node_times(node_type, name).times
 
-    def of(self, request: BatchRequest) -> Int64Array | None:
-        """Return the time of each entry, int64 [B]; ``None`` where there are none."""
+    def of(self, request: BatchRequest) -> TreeTimes | None:
+        """Return the times of the trees of all entries; ``None`` where there are none."""
+        window = self._hops.time_window
+        if self._hops.time_attr is None:
+            return None
         if self._given:
-            return np.asarray(request.inputs[TIME])
-        return None if self._of_nodes is None else np.asarray(self._of_nodes[request.inputs[SEED]])
+            times = np.asarray(request.inputs[TIME])
+        elif self._of_nodes is not None:
+            times = np.asarray(self._of_nodes[request.inputs[SEED]])
+        else:
+            assert isinstance(window, tuple), "check_entry_times"
+            times = np.full(len(request), window[1])
+        if isinstance(window, tuple):
+            return TreeTimes(times, np.minimum(times, window[1]), np.full(len(times), window[0]))
+        if window is not None:
+            lowest = np.iinfo(np.int64).min
+            return TreeTimes(times, times, np.maximum(times, lowest + window) - window)
+        return TreeTimes(times, times, request.inputs[TIME_START] if self._hops.with_starts else None)
 
 
-def time_inputs(*, given: bool) -> tuple[InputColumn, ...]:
-    """Return the column of times of an input, where it has one."""
-    return (InputColumn(TIME),) if given else ()
+def time_inputs(hops: Trees, *, given: bool) -> tuple[InputColumn, ...]:
+    """Return the columns of times of an input: of the entries, where ``given``, and of their windows."""
+    names = (TIME,) * given + (TIME_START,) * hops.with_starts
+    return tuple(map(InputColumn, names))
 
 
 def check_entry_times(schema: GraphSchema, node_type: NodeType, hops: Trees, *, given: bool) -> None:
     """Raise ``ValueError`` unless it is known from when the trees around nodes of a type are."""
     if given and hops.time_attr is None:
         raise ValueError("times of seeds have no meaning without time_attr, the column that they bound")
-    if given or hops.time_attr is None:
+    if given or hops.time_attr is None or isinstance(hops.time_window, tuple):
         return
     by_edges = [kind for kind, edges in schema.edges.items() if hops.time_attr in edges.times]
     if by_edges:
@@ -98,8 +130,8 @@ class BatchSeeds:
     excluded: Sequence[Exclusion] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
     """Numbers for the metadata of the frame, by name."""
-    tree_times: Int64Array | None = None
-    """The time of every tree, int64, of batches that are drawn in time."""
+    times: TreeTimes | None = None
+    """Of the trees, of batches that are drawn in time."""
 
     def excluded_positions(self) -> list[tuple[int, Int64Array, Int64Array]]:
         """Return the excluded pairs as number of the edge type, positions of targets, and of neighbours."""
@@ -148,13 +180,13 @@ class NodeSeeder:
             key=request.key(self._run_seed, ids),
             groups=[(self._type, in_trees(positions, np.arange(len(positions)), disjoint=self._disjoint))],
             arrays={"seeds": ids, "input_id": request.index, **timed(times)},
-            tree_times=times,
+            times=times,
         )
 
 
-def timed(times: Int64Array | None) -> dict[str, Array]:
+def timed(times: TreeTimes | None) -> dict[str, Array]:
     """Return the array of a frame that has the times of entries, where there are some."""
-    return {} if times is None else {SEED_TIME: times}
+    return {} if times is None else {SEED_TIME: times.of_entries}
 
 
 def in_trees(positions: Int64Array, trees: Int64Array, *, disjoint: bool) -> Int64Array:

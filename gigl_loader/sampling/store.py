@@ -5,7 +5,7 @@ One contract suite (``tests/contract``) runs against every implementation of ``N
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -45,12 +45,20 @@ class DrawRule:
     """Declared time of the edges or neighbours: neighbours later than the target's tree are not drawn."""
     last: bool = False
     """Take the latest neighbours in place of random ones."""
+    window: bool = False
+    """Neighbours earlier than the start of the target's tree are not drawn either."""
+    monotone: bool = False
+    """Neighbours later than the target's bound, the time of the edge that led to it, are not drawn."""
 
     def __post_init__(self) -> None:
         if self.labor and (self.replace or self.weight is not None or self.time is not None):
             raise ValueError("LABOR has no replacement, no weights and no times")
         if self.last and (self.replace or self.time is None):
             raise ValueError("the last neighbours are drawn by time, without replacement")
+        if self.time is None and (self.window or self.monotone):
+            raise ValueError("windows, and neighbours that get no later, are drawn by time")
+        if self.monotone and self.last:
+            raise ValueError("the last neighbours are those of the whole tree, not of a bound")
 
     @property
     def most(self) -> int:
@@ -70,6 +78,8 @@ class DrawRule:
             labor=self.labor,
             timed=self.time is not None,
             last=self.last,
+            window=self.window,
+            monotone=self.monotone,
         )
 
 
@@ -92,9 +102,18 @@ class NeighborRequest:
     """Each tree draws for itself: the number of its tree is in the address of a target's draws, too."""
     tree_times: Int64Array | None = None
     """Of every tree of the batch, by its number, where the rule is one of time: int64."""
+    tree_starts: Int64Array | None = None
+    """Where the window of every tree begins, by its number, where the rule has a window: int64."""
+    bounds: Int64Array | None = None
+    """Of the targets, where the rule is monotone: int64 [T]."""
     outward: bool = False
     """In a graph whose lists hold in-edges, request the out-edges of the targets that lie in this partition.
     Targets are any nodes of the edge type's source. All edges are taken: the fanout is -1."""
+
+    def part(self, begin: int, end: int) -> NeighborRequest:
+        """Return the request for the targets ``[begin, end)`` of this one."""
+        bounds = None if self.bounds is None else self.bounds[begin:end]
+        return replace(self, targets=self.targets[begin:end], bounds=bounds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -114,6 +133,10 @@ class InducedRequest:
     max_edges: int = NO_BOUND
     """More are not returned. Not sent to a partition elsewhere, which has its own bound."""
 
+    def part(self, begin: int, end: int) -> InducedRequest:
+        """Return the request for the targets ``[begin, end)`` of this one."""
+        return replace(self, targets=self.targets[begin:end])
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Neighbors:
@@ -127,6 +150,8 @@ class Neighbors:
     """[E], int32 or int64, where they were requested."""
     slots: Int64Array | None
     """[E], places of the edges in the partition's adjacency order, where they were requested."""
+    times: Int64Array | None = None
+    """[E], by which they were drawn, where the rule was monotone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -133,10 +133,11 @@ def _channels(dataset: Any, num_neighbors: Any, nodes: Any, **options: Any) -> D
     return _anchors(dataset, num_neighbors, nodes, **options)
 
 
-def _timed(dataset: Any, num_neighbors: Any, nodes: Any, *, input_time: Any, **options: Any) -> Any:
-    """Return a loader in times of edges, whose seeds have the times that are given by their number."""
-    times = input_time[: dataset.schema.nodes["node" if nodes is None else nodes[0]].count]
-    return DistNeighborLoader(dataset, num_neighbors, nodes, input_time=times, **options)
+def _timed(dataset: Any, num_neighbors: Any, nodes: Any, **options: Any) -> Any:
+    """Return a loader in time, whose seeds have the times that are given by their number."""
+    count = dataset.schema.nodes["node" if nodes is None else nodes[0]].count
+    times = {name: options.pop(name)[:count] for name in [*options] if name.startswith("input_time")}
+    return DistNeighborLoader(dataset, num_neighbors, nodes, **times, **options)
 
 
 def _timed_links(dataset: Any, num_neighbors: Any, links: Any, **options: Any) -> DistLinkNeighborLoader:
@@ -213,10 +214,48 @@ KINDS = {
         {"time_attr": "born"},
         "last is",
     ),
+    "monotone": Kind(
+        [4, 3, 3],
+        {
+            "time_attr": "t",
+            "temporal_strategy": "monotone",
+            "input_time": torch.arange(300) % 90,
+            "weight_attr": "w",
+        },
+        {"time_attr": "t", "input_time": torch.arange(300) % 90, "weight_attr": "w"},
+        "monotone is",
+        _timed,
+        alone={"time": torch.arange(300) % 90},
+    ),
+    "windows": Kind(
+        [4, 3],
+        {"time_attr": "born", "temporal_strategy": "last", "input_time_start": torch.arange(300) % 50},
+        {"time_attr": "born", "temporal_strategy": "last", "time_window": 9},
+        "time_window is",
+        _timed,
+        alone={"time_start": torch.arange(300) % 50},
+    ),
+    "anchors in time": Kind(
+        [4, 3],
+        {
+            "time_attr": "born",
+            "temporal_strategy": "monotone",
+            "time_window": (9, 70),
+            "max_labels_per_anchor": 3,
+        },
+        {"time_attr": "born", "temporal_strategy": "monotone", "time_window": 60, "max_labels_per_anchor": 3},
+        "time_window is",
+        _anchors,
+    ),
     "links in time": Kind(
         [4, -1],
-        {"time_attr": "born", "neg_sampling": "binary", "batch_size": 25},
-        {"time_attr": "born", "neg_sampling": {"mode": "binary", "amount": 2}, "batch_size": 25},
+        {"time_attr": "born", "time_window": 30, "neg_sampling": "binary", "batch_size": 25},
+        {
+            "time_attr": "born",
+            "time_window": 30,
+            "neg_sampling": {"mode": "binary", "amount": 2},
+            "batch_size": 25,
+        },
         "negatives is",
         _timed_links,
         alone={"time": torch.arange(120) % 60},

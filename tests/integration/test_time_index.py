@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -110,6 +111,26 @@ def test_times_from_tables(tmp_path: Path) -> None:
     assert refused.returncode == 2
     assert refused.stderr == "gigl-loader: --time absent: no node or edge type has a column 'absent'\n"
     assert not out.exists()
+
+
+def test_dates_of_tables_are_times_with_a_unit(tmp_path: Path) -> None:
+    edges, out = tmp_path / "edges.csv", tmp_path / "graph"
+    edges.write_text("src,dst,seen\n0,1,2020-01-05\n2,1,2020-01-03 12:00:00\n3,1,2020-01-09\n")
+    assert run_here("partition", str(out), "--edges", str(edges)).returncode == 0
+    assert run_here("index", str(out), "--time", "seen").returncode == 0
+    dataset = DistDataset.open(out)
+    assert dataset.schema.edges[EDGE].columns["seen"].unit == "ns"
+    options: dict[str, Any] = {"num_workers": 0, "device": "cpu", "with_edge": True, "time_attr": "seen"}
+    for day, window, found in (("2020-01-05", None, [1, 0]), ("2020-01-05", timedelta(1), [0])):
+        with DistNeighborLoader(
+            dataset,
+            [-1],
+            torch.tensor([1]),
+            input_time=np.array([day], "M8[D]"),
+            time_window=window,
+            **options,
+        ) as loader:
+            assert next(iter(loader)).e_id.tolist() == found
 
 
 @pytest.mark.parametrize(

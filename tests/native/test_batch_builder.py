@@ -62,6 +62,32 @@ def test_a_batch_is_put_together_in_the_order_of_its_frontier() -> None:
     assert slots.tolist() == [1 << 40, 1 << 40 | 1, 0, 1 << 40 | 2]
 
 
+def test_bounds_of_new_nodes_are_the_times_of_their_edges() -> None:
+    builder = _builder(disjoint=True)
+    builder.begin([(0, np.array([4, 0, 3 | 1 << 40]))], tree_times=np.array([9, 7]))
+    assert [part.tolist() for part in builder.split(0)] == [[0], [4, 3 | 1 << 40]]
+    assert [part.tolist() for part in builder.split_bounds(0)] == [[9], [9, 7]]
+    answers = [_answer([1], [2]), _answer([2, 1], [0, 1, 2])]
+    with pytest.raises(ValueError, match="times are those of all answers"):
+        builder.append(0, answers, [np.array([1])])
+    with pytest.raises(ValueError, match="one time per neighbour"):
+        builder.append(0, answers, [np.array([1]), np.array([1])])
+    builder.append(0, answers, [np.array([6]), np.array([4, 5, 7])])
+    builder.end_hop()
+    assert [part.tolist() for part in builder.split(0)] == [[1], [2, 2 | 1 << 40]]
+    assert [part.tolist() for part in builder.split_bounds(0)] == [[5], [6, 7]]
+    builder.append(0, [_answer([1], [4]), _answer([0, 1], [4])])
+    builder.end_hop()
+    builder.split(0)
+    assert [part.tolist() for part in builder.split_bounds(0)] == [[], [7]], "passed on without times"
+    builder.begin([(0, np.array([4]))], tree_times=np.array([9]))
+    builder.split(0)
+    with pytest.raises(RuntimeError, match="partition 1: an edge that is later than its target may have"):
+        builder.append(0, [_answer([], []), _answer([1], [1])], [np.empty(0, np.int64), np.array([10])])
+    with pytest.raises(ValueError, match="a tree has no time"):
+        builder.begin([(0, np.array([1 << 40]))], tree_times=np.array([9]))
+
+
 @pytest.mark.parametrize("positions", [[2**31 - 1], [-(2**31)], [5], [-1]])
 def test_neighbours_that_cannot_be_are_refused(positions: list[int]) -> None:
     with pytest.raises(RuntimeError, match="outside its node type"):
@@ -150,7 +176,7 @@ def _drawn(targets: list[int], **changes: Any) -> Any:
 
 
 def test_an_adjacency_may_begin_anywhere() -> None:
-    counts, positions, edge_ids, slots = _drawn([4, 3, 4])
+    counts, positions, edge_ids, slots, _ = _drawn([4, 3, 4])
     assert counts.tolist() == [1, 1, 1]
     assert (positions.tolist(), edge_ids.tolist(), slots.tolist()) == ([4, 0, 4], [8, 7, 8], [1, 0, 1])
 

@@ -24,7 +24,14 @@ def lists(**changes: Any) -> native.Adjacency:
     return native.Adjacency(np.array([0, 1]), [np.array([0, DEGREE])], [index], [index + 10], **given)
 
 
-def drawn(adjacency: native.Adjacency, rule: native.DrawRule, time: int | None = 5, **options: Any) -> Any:
+def drawn(
+    adjacency: native.Adjacency,
+    rule: native.DrawRule,
+    time: int | None = 5,
+    start: int | None = None,
+    bound: int | None = None,
+    **options: Any,
+) -> Any:
     """Return the edge ids that are drawn from the list in the tree of number 0."""
     given = {
         "key": 1,
@@ -35,10 +42,16 @@ def drawn(adjacency: native.Adjacency, rule: native.DrawRule, time: int | None =
         "with_slots": False,
         "disjoint": True,
         "tree_times": None if time is None else np.array([time]),
+        "tree_starts": None if start is None else np.array([start]),
+        "bounds": None if bound is None else np.array([bound]),
         **options,
     }
-    edge_ids = native.draw_hop(adjacency, None, DEGREE, np.zeros(1, np.int64), **given)[2]
+    _, _, edge_ids, _, times = native.draw_hop(adjacency, None, DEGREE, np.zeros(1, np.int64), **given)
     assert edge_ids is not None
+    assert (times is not None) == rule.monotone
+    if times is not None:
+        of_edges = dict(zip(SLOTS.tolist(), TIMES.tolist(), strict=True))
+        assert times.tolist() == [of_edges[number - 10] for number in edge_ids.tolist()]
     return edge_ids.tolist()
 
 
@@ -62,6 +75,30 @@ def test_entries_that_are_early_enough_come_in_order_of_time(
 
 
 @pytest.mark.parametrize(
+    ("rule", "span", "expected"),
+    [
+        ({"fanout": -1, "window": True}, {"time": 8, "start": 2}, [10, 15, 11, 12]),
+        ({"fanout": -1, "window": True}, {"time": 8, "start": 3}, [11, 12]),
+        ({"fanout": -1, "window": True}, {"time": 2, "start": 3}, []),
+        ({"fanout": -1, "window": True}, {"time": 2**63 - 1, "start": 10}, []),
+        ({"fanout": 2, "window": True, "last": True}, {"time": 5, "start": 5}, [11]),
+        ({"fanout": 2, "window": True, "last": True}, {"time": 5, "start": 2}, [11, 15]),
+        ({"fanout": 9, "window": True, "weighted": True}, {"time": 8, "start": 2}, [15, 11]),
+        ({"fanout": 9, "window": True, "weighted": True}, {"time": 8, "start": 6}, []),
+        ({"fanout": -1, "window": True, "weighted": True}, {"time": 9, "start": 5}, [11, 14]),
+        ({"fanout": 2, "window": True, "weighted": True, "last": True}, {"time": 8, "start": 2}, [11, 15]),
+        ({"fanout": -1, "monotone": True}, {"time": 9, "bound": 2}, [13, 10, 15]),
+        ({"fanout": -1, "monotone": True, "window": True}, {"time": 9, "bound": 5, "start": 2}, [10, 15, 11]),
+        ({"fanout": -1, "monotone": True, "weighted": True}, {"time": 9, "bound": 4}, [13, 15]),
+    ],
+)
+def test_windows_and_bounds_cut_the_order_of_time(
+    rule: dict[str, Any], span: dict[str, int], expected: list[int]
+) -> None:
+    assert drawn(lists(), native.DrawRule(**rule, timed=True), **span) == expected
+
+
+@pytest.mark.parametrize(
     ("adjacency", "options", "message"),
     [
         ({"times": [], "time_slots": [], "time_sums": []}, {}, "needs an adjacency with times"),
@@ -69,6 +106,9 @@ def test_entries_that_are_early_enough_come_in_order_of_time(
         ({}, {"time": None}, "needs disjoint trees and their tree_times"),
         ({}, {"disjoint": False}, "needs disjoint trees and their tree_times"),
         ({}, {"tree_times": np.empty(0, np.int64)}, "a tree has no time"),
+        ({}, {"rule": {"window": True}}, "a tree has no time"),
+        ({}, {"rule": {"monotone": True}}, "a monotone rule needs bounds"),
+        ({}, {"bound": 3}, "a monotone rule needs bounds"),
         ({"times": [TIMES[:3]]}, {}, "times, time_slots and indices differ in length"),
         ({"time_sums": [SUMS[:3]]}, {}, "time_sums and indices differ in length"),
     ],
@@ -86,6 +126,9 @@ def test_rules_that_make_no_sense_are_refused() -> None:
     for options in ({"timed": True, "replace": True}, {}):
         with pytest.raises(ValueError, match="timed rule without replacement"):
             native.DrawRule(3, last=True, **options)
+    for options in ({"window": True}, {"monotone": True}, {"monotone": True, "timed": True, "last": True}):
+        with pytest.raises(ValueError, match="those of a timed rule"):
+            native.DrawRule(3, **options)
 
 
 @pytest.mark.parametrize("slot", [-1, DEGREE, HUGE])
@@ -99,12 +142,12 @@ def test_an_order_that_leaves_the_edges_is_damaged(slot: int) -> None:
 @pytest.mark.parametrize(
     "sums", [[9, 1, 9, 1, 9, 1], [0] * 6, [5, 4, 3, 2, 1, 7], [-3, -2, -1, 0, 1, 2], [-1] * 6]
 )
-@pytest.mark.parametrize("options", [{}, {"last": True}, {"replace": True}])
+@pytest.mark.parametrize("options", [{}, {"last": True}, {"replace": True}, {"window": True}])
 def test_draws_by_damaged_weights_end(sums: list[int], options: dict[str, bool]) -> None:
     fanout = 50 if "replace" in options else HUGE
     rule = native.DrawRule(fanout, timed=True, weighted=True, **options)
     found: list[int] = []
     with suppress(RuntimeError):  # Or some entries, but no more than there are.
-        found = drawn(lists(time_sums=[np.array(sums)]), rule, 9)
+        found = drawn(lists(time_sums=[np.array(sums)]), rule, 9, start=2 if "window" in options else None)
     assert len(found) <= (fanout if "replace" in options else DEGREE)
     assert set(found) <= set(range(10, 10 + DEGREE))

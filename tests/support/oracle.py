@@ -143,13 +143,15 @@ def pick_in_time(
     *,
     times: Sequence[int],
     bound: int,
+    start: int,
     fanout: int,
     replace: bool,
     last: bool,
     weights: Sequence[float] | None,
 ) -> list[int]:
     """Places in a sorted adjacency list with these times (and weights) that a fanout takes in time."""
-    early = [place for place in sorted(range(len(times)), key=lambda i: times[i]) if times[place] <= bound]
+    in_order = sorted(range(len(times)), key=lambda i: times[i])
+    early = [place for place in in_order if start <= times[place] <= bound]
     whole = None if weights is None else whole_weights(weights)
     if last:
         latest = [place for place in reversed(early) if whole is None or whole[place]]
@@ -353,12 +355,14 @@ def sample(
     weights: Mapping[EdgeType, Mapping[int, float]] | None = None,
     times: Mapping[EdgeType, Mapping[int, int]] | None = None,
     tree_times: Sequence[int] = (),
+    tree_starts: Sequence[int] = (),
     last: bool = False,
+    monotone: bool = False,
 ) -> OracleBatch:
     """Sample around ``seeds`` (node ids), or groups of them by type. Edge types are visited in sorted order.
 
     ``weights``, ``times``: those of the edges of some types, by edge id. ``trees``: of the seeds of each
-    group, where trees are disjoint; ``tree_times``: of the trees.
+    group, where trees are disjoint; ``tree_times``, ``tree_starts``: of the trees.
     """
     lists = {edge_type: _adjacency(edges[edge_type], edge_dir) for edge_type in sorted(edges)}
     batch = OracleBatch({t: [] for t in node_types}, {t: [] for t in node_types})
@@ -368,17 +372,20 @@ def sample(
         batch.edge_ids[edge_type], batch.edges_per_hop[edge_type] = [], []
     local: dict[str, dict[tuple[int, int], int]] = {t: {} for t in node_types}
     done = dict.fromkeys(node_types, 0)
+    bounds: dict[str, list[int]] = {t: [] for t in node_types}
 
-    def add(node_type: str, node: int, tree: int) -> int:
+    def add(node_type: str, node: int, tree: int, bound: int) -> int:
         if (tree, node) not in local[node_type]:
             local[node_type][tree, node] = len(batch.nodes[node_type])
             batch.nodes[node_type].append(node)
             batch.trees[node_type].append(tree)
+            bounds[node_type].append(bound)
         return local[node_type][tree, node]
 
     for number, (node_type, group) in enumerate(groups or [(seed_type, seeds)]):
         for place, seed in enumerate(group):
-            add(node_type, seed, 0 if trees is None else trees[number][place])
+            tree = 0 if trees is None else trees[number][place]
+            add(node_type, seed, tree, tree_times[tree] if tree_times else 0)
     num_hops = len(next(iter(fanouts.values()), ()))
     for hop in range(num_hops + 1):
         frontier = {t: range(done[t], len(batch.nodes[t])) for t in node_types}
@@ -395,6 +402,8 @@ def sample(
                 node, tree = batch.nodes[target_type][target], batch.trees[target_type][target]
                 neighbors = adjacency.get(node, [])
                 fanout = fanouts[edge_type][hop]
+                bound = bounds[target_type][target]
+                of_edges = None if times is None else times.get(edge_type)
                 own_key = key if trees is None else tree_key(key, tree)
                 places = _places(
                     (own_key, hop, address(edge_type), node),
@@ -403,13 +412,15 @@ def sample(
                     replace=replace,
                     labor=labor,
                     weights=None if weights is None else weights.get(edge_type),
-                    times=None if times is None else times.get(edge_type),
-                    bound=tree_times[tree] if tree_times else 0,
+                    times=of_edges,
+                    bound=bound,
+                    start=tree_starts[tree] if tree_starts else -(2**63),
                     last=last,
                 )
                 for place in places:
                     neighbor, edge_id = neighbors[place]
-                    batch.rows[edge_type].append(add(neighbor_type, neighbor, tree))
+                    passed_on = of_edges[edge_id] if monotone and of_edges is not None else bound
+                    batch.rows[edge_type].append(add(neighbor_type, neighbor, tree, passed_on))
                     batch.targets[edge_type].append(target)
                     batch.edge_ids[edge_type].append(edge_id)
             batch.edges_per_hop[edge_type].append(len(batch.rows[edge_type]) - before)
@@ -426,6 +437,7 @@ def _places(
     weights: Mapping[int, float] | None,
     times: Mapping[int, int] | None,
     bound: int,
+    start: int,
     last: bool,
 ) -> list[int]:
     """Places in the list of a node's neighbours that a hop takes."""
@@ -435,7 +447,14 @@ def _places(
     if times is not None:
         listed = [times[edge_id] for _, edge_id in neighbors]
         return pick_in_time(
-            *at, times=listed, bound=bound, fanout=fanout, replace=replace, last=last, weights=weighed
+            *at,
+            times=listed,
+            bound=bound,
+            start=start,
+            fanout=fanout,
+            replace=replace,
+            last=last,
+            weights=weighed,
         )
     if weighed is not None:
         return pick_weighted(*at, weights=weighed, fanout=fanout, replace=replace)

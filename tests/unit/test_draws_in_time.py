@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import logging
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import date, datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch_geometric.data import HeteroData
+from torch_geometric.data import Data, HeteroData
 
 from gigl_loader import (
     CustomSamplerOptions,
@@ -33,7 +35,7 @@ from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.partitioned import PartitionedStore
 from gigl_loader.sampling.plan import BatchPlan
 from gigl_loader.sampling.plans.neighbor import NeighborPlan
-from gigl_loader.sampling.request import SEED, TIME, BatchRequest
+from gigl_loader.sampling.request import SEED, TIME, TIME_START, BatchRequest
 from gigl_loader.tensors import Layout
 from tests.support import oracle
 
@@ -132,7 +134,12 @@ def _frame(sampler: PlanSampler, request: BatchRequest) -> tuple[Layout, npt.NDA
 @settings(max_examples=150)
 @given(
     st.tuples(st.sampled_from([1, 3]), st.sampled_from(["range", "hash"]), st.sampled_from(["in", "out"])),
-    st.tuples(st.sampled_from(["t", "born"]), st.sampled_from(["uniform", "replace", "last"]), st.booleans()),
+    st.tuples(
+        st.sampled_from(["t", "born"]),
+        st.sampled_from(["uniform", "replace", "last", "monotone", "monotone, replace"]),
+        st.booleans(),
+        st.sampled_from([None, 0, 4, 2**63 - 1, (3, 8), (-(2**63), 2**62), "starts"]),
+    ),
     st.lists(st.lists(st.sampled_from([-1, 0, 1, 2, 5, 40]), min_size=2, max_size=2), min_size=3, max_size=3),
     st.lists(
         st.tuples(st.integers(0, NODES - 1), st.sampled_from([-(2**63), -1, 0, 3, 7, 11, 2**63 - 1])),
@@ -142,28 +149,34 @@ def _frame(sampler: PlanSampler, request: BatchRequest) -> tuple[Layout, npt.NDA
 )
 def test_any_partitioning_gives_the_draws_of_the_written_rules(
     cut: tuple[int, str, Direction],
-    draws: tuple[str, str, bool],
+    draws: tuple[str, str, bool, Any],
     fanouts: list[list[int]],
     entries: list[tuple[int, int]],
 ) -> None:
     partitions, _, edge_dir = cut
-    by, way, weighted = draws
+    by, way, weighted, window = draws
     graph, times = _graph(*cut), _times()
     hops = dict(zip(EDGE_TYPES, map(tuple, fanouts), strict=True))
     plan = NeighborPlan(
         seed_type="a",
         num_neighbors=hops,
-        replace=way == "replace",
+        replace="replace" in way,
         with_edge=True,
         weight_attr="w" if weighted else None,
         disjoint=True,
         time_attr=by,
         last=way == "last",
+        monotone="monotone" in way,
+        time_window=None if window == "starts" else window,
+        with_starts=window == "starts",
         with_times=True,
     )
     ids, when = [node for node, _ in entries], [time for _, time in entries]
+    starts = [max(time - 1 - place, -(2**63)) for place, time in enumerate(when)]
     batch = BatchPlan(sampler=plan, run_seed=9)
     inputs = {SEED: graph.positions("a", np.array(ids)), TIME: np.array(when)}
+    if window == "starts":
+        inputs[TIME_START] = np.array(starts)
     places = list(range(7, 7 + len(ids)))
     request = BatchRequest(3, 1, np.array(places), inputs)
     layout, fused = _frame(batch.open(graph), request)
@@ -171,6 +184,11 @@ def test_any_partitioning_gives_the_draws_of_the_written_rules(
     with closing(PartitionedStore(graph.schema, local=stores, remote={})) as store:
         assert _frame(batch.open(graph, store), request)[1].tobytes() == fused.tobytes()
     bounding = times.bounding(by, edge_dir)
+    ends = when
+    if isinstance(window, tuple):
+        starts, ends = [window[0]] * len(when), [min(time, window[1]) for time in when]
+    elif window != "starts":
+        starts = [max(time - (2**64 if window is None else window), -(2**63)) for time in when]
     expected = oracle.sample(
         times.edges,
         ["a", "b"],
@@ -180,11 +198,13 @@ def test_any_partitioning_gives_the_draws_of_the_written_rules(
         trees=[range(len(ids))],
         key=oracle.request_key(9, 3, places, ids),
         edge_dir=edge_dir,
-        replace=way == "replace",
+        replace="replace" in way,
         weights={kind: times.weights[kind] for kind in WEIGHTED} if weighted else None,
         times=bounding,
-        tree_times=when,
+        tree_times=ends,
+        tree_starts=starts,
         last=way == "last",
+        monotone="monotone" in way,
     )
     assert layout.view(fused, "seed_time").tolist() == when
     for edge_type in EDGE_TYPES:
@@ -195,7 +215,7 @@ def test_any_partitioning_gives_the_draws_of_the_written_rules(
         target_type = graph.schema.target_type(edge_type)
         for number, target in zip(found, expected.targets[edge_type], strict=True):
             tree = expected.trees[target_type][target]
-            assert edge_type not in bounding or bounding[edge_type][number] <= when[tree]
+            assert edge_type not in bounding or starts[tree] <= bounding[edge_type][number] <= ends[tree]
 
 
 # --- loaders
@@ -214,7 +234,8 @@ def _bipartite() -> tuple[HeteroData, dict[str, torch.Tensor]]:
     return data, born
 
 
-BUYS = ("user", "buys", "item")
+BUYS, REVERSE = ("user", "buys", "item"), ("item", "rev_buys", "user")
+EDGE = ("node", "to", "node")
 
 
 def _check_trees(batch: Any, born: dict[str, torch.Tensor], times: torch.Tensor) -> None:
@@ -403,6 +424,124 @@ def test_labels_share_the_tree_and_the_time_of_their_anchor() -> None:
             assert batch["item"].batch[labels].tolist() == batch["user"].batch[anchors].tolist()
 
 
+def test_a_monotone_path_gets_no_later() -> None:
+    # 0 <- 1 (at 5) <- 2 (at 7, too late; at 3) <- 3 (at 4, too late; at 3), and 0 <- 2 at 9 for a later tree.
+    src, dst, when = [1, 2, 2, 3, 3, 2], [0, 1, 1, 2, 2, 0], [5, 7, 3, 4, 3, 9]
+    data = Data(edge_index=torch.tensor([src, dst]), t=torch.tensor(when), num_nodes=4)
+    dataset = DistDataset.from_pyg(data, time_attr="t", num_partitions=2)
+    options = {**OPTIONS, "time_attr": "t", "temporal_strategy": "monotone", "with_edge": True}
+    found = {}
+    for time in (8, 9):
+        with DistNeighborLoader(
+            dataset, [-1, -1, -1], torch.tensor([0]), input_time=torch.tensor([time]), **options
+        ) as loader:
+            found[time] = next(iter(loader)).e_id.tolist()
+    assert found == {8: [0, 2, 4], 9: [0, 5, 2, 4, 3]}
+
+
+def test_a_span_of_time_needs_no_time_of_seeds() -> None:
+    dataset = _edge_timed()
+    options = {**OPTIONS, "time_attr": "t", "with_edge": True, "batch_size": 40}
+    with DistNeighborLoader(
+        dataset, {BUYS: [-1], REVERSE: [0]}, ("item", None), time_window=(100, 199), **options
+    ) as loader:
+        [batch] = loader
+    assert sorted(batch[BUYS].e_id.tolist()) == list(range(100, 200))
+    assert batch["item"].seed_time.tolist() == [199] * 40
+
+
+def test_seeds_drawn_by_weight_and_single_batches_keep_their_windows() -> None:
+    data, born = _bipartite()
+    dataset = DistDataset.from_pyg(data, time_attr="born")
+    starts = torch.arange(60) % 20
+    options = {**OPTIONS, "time_attr": "born", "input_time_start": starts, "batch_size": 20}
+    with DistNeighborLoader(
+        dataset, [9, 9], ("user", None), seed_weights=torch.arange(60).float(), **options
+    ) as loader:
+        batch = next(iter(loader))
+        other = loader.sample(torch.arange(20), time_start=starts[:20])
+        with pytest.raises(ValueError, match=r"time_start, that of each seed, is needed"):
+            loader.sample(torch.arange(20))
+    for each in (batch, other):
+        first = starts[each["user"].input_id]
+        for node_type, store in (("user", each["user"]), ("item", each["item"])):
+            sampled = slice(store.num_sampled_nodes[0], None)
+            assert (born[node_type][store.n_id][sampled] >= first[store.batch][sampled]).all()
+            assert len(store.n_id[sampled])
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_times_of_another_magnitude_warn_once_and_are_counted(
+    num_workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {**OPTIONS, "num_workers": num_workers, "batch_size": 25}
+    with (
+        caplog.at_level(logging.WARNING),
+        DistNeighborLoader(
+            _edge_timed(), [3, 2], ("item", None), time_attr="t", input_time=torch.arange(-40, 0), **options
+        ) as loader,
+    ):
+        assert loader.stats()["seeds_without_past"] == 0
+        assert [batch.num_edges for batch in loader] == [0, 0]
+        assert loader.stats()["seeds_without_past"] == 40
+        list(loader)
+    assert loader.stats()["seeds_without_past"] == 80
+    [warning] = [each.getMessage() for each in caplog.records if "early enough" in each.getMessage()]
+    assert "the unit of 't' (numbers without a unit)" in warning
+
+
+def test_seeds_of_a_batch_with_some_past_are_not_counted() -> None:
+    data, _ = _bipartite()
+    dataset = DistDataset.from_pyg(data, time_attr="born")
+    for loader in (
+        DistNeighborLoader(dataset, [3], ("user", None), batch_size=60, time_attr="born", **OPTIONS),
+        DistNeighborLoader(dataset, [3], ("user", None), batch_size=60, **OPTIONS),
+        DistLinkNeighborLoader(dataset, [3], BUYS, batch_size=500, **OPTIONS),
+    ):
+        with loader:
+            list(loader)
+            assert loader.stats()["seeds_without_past"] == 0
+
+
+DAYS = np.arange("2020-01-01", "2020-01-21", dtype="datetime64[D]")
+
+
+@pytest.mark.parametrize("of", ["nodes", "edges"])
+def test_dates_are_times_of_columns_that_have_a_unit(of: str) -> None:
+    data = Data(edge_index=torch.stack([torch.arange(20), torch.zeros(20, dtype=torch.int64)]), num_nodes=20)
+    data["when"] = DAYS
+    if of == "edges":  # PyG takes an array of one entry for each node for nodes.
+        data = HeteroData()
+        data["node"].num_nodes = 21
+        data["node", "to", "node"].edge_index = torch.stack([torch.arange(20), torch.full((20,), 20)])
+        data["node", "to", "node"].when = DAYS
+    dataset = DistDataset.from_pyg(data, time_attr="when")
+    columns = dataset.schema.nodes["node"].columns if of == "nodes" else dataset.schema.edges[EDGE].columns
+    assert columns["when"].unit == "ns"
+    target = torch.tensor([0 if of == "nodes" else 20])
+    tenth = datetime(2020, 1, 10, 1, tzinfo=timezone(timedelta(hours=1)))
+    for time in (np.array(["2020-01-10"], "M8[s]"), [tenth], [date(2020, 1, 10)], [1578614400 * 10**9]):
+        for window, count in ((timedelta(days=3), 4), (np.timedelta64(48, "h"), 3), (None, 10)):
+            with DistNeighborLoader(
+                dataset, [-1], target, time_attr="when", input_time=time, time_window=window, **OPTIONS
+            ) as loader:
+                assert next(iter(loader)).num_edges == count
+    span = (np.datetime64("2020-01-05"), datetime(2020, 1, 7))
+    with DistNeighborLoader(
+        dataset, [-1], target, time_attr="when", input_time=time, time_window=span, **OPTIONS
+    ) as loader:
+        assert next(iter(loader)).num_edges == 3
+        late = loader.sample(target, time=np.array(["2030"], "M8[Y]"))
+        assert late.seed_time.numpy().view("M8[ns]") == np.datetime64("2030")
+    for wrong in ("NaT", "3000-01-01"):
+        with pytest.raises(
+            ValueError, match=rf"input_time: {wrong}.* \(entry 0\) is missing, or lies outside"
+        ):
+            DistNeighborLoader(
+                dataset, [1], target, time_attr="when", input_time=np.array([wrong], "M8[s]"), **OPTIONS
+            )
+
+
 # --- mistakes
 
 
@@ -420,8 +559,24 @@ def _edge_timed() -> DistDataset:
         ({"time_attr": "t"}, r"time of edges .*'buys'.*: pass input_time"),
         ({"time_attr": "born", "nodes": "item"}, "nodes of type 'item' have no time 'born': pass input_time"),
         ({"input_time": torch.arange(60)}, "input_time has no meaning without time_attr"),
+        ({"input_time_start": torch.arange(60)}, "input_time_start has no meaning without time_attr"),
+        ({"time_window": 3}, "time_window has no meaning without time_attr"),
+        ({"time_attr": "born", "time_window": -1}, "time_window must be at least 0, got -1"),
+        ({"time_attr": "born", "time_window": (3, 1)}, "ends before it begins"),
+        ({"time_attr": "born", "time_window": (1, 2, 3)}, "a pair of points in time"),
+        (
+            {"time_attr": "born", "time_window": timedelta(1)},
+            "a duration, and the column of times has no unit",
+        ),
+        ({"time_attr": "born", "input_time": np.array(["2020"] * 60, "M8[s]")}, "is dates, .* has no unit"),
+        ({"time_attr": "born", "time_window": 3, "input_time_start": torch.arange(60)}, "no meaning with"),
+        (
+            {"time_attr": "born", "input_time": torch.arange(60), "input_time_start": torch.full((60,), 7)},
+            "input_time_start is later than input_time for entry 0 of the input: 7, 0",
+        ),
         ({"temporal_strategy": "last"}, "temporal_strategy 'last' needs time_attr"),
-        ({"time_attr": "born", "temporal_strategy": "newest"}, "'uniform' or 'last', got 'newest'"),
+        ({"temporal_strategy": "monotone"}, "temporal_strategy 'monotone' needs time_attr"),
+        ({"time_attr": "born", "temporal_strategy": "newest"}, "'last' or 'monotone', got 'newest'"),
         ({"time_attr": "born", "temporal_strategy": "last", "replace": True}, "no replace"),
         ({"time_attr": "born", "input_time": torch.arange(9)}, "each of the 60 entries of the input, got 9"),
         ({"time_attr": "born", "input_time": torch.zeros(60, 2, dtype=torch.int64)}, "must be 1-D"),

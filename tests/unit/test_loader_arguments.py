@@ -394,6 +394,8 @@ def test_the_signature_shows_every_argument_and_default() -> None:
         "disjoint": False,
         "time_attr": None,
         "input_time": None,
+        "input_time_start": None,
+        "time_window": None,
         "temporal_strategy": "uniform",
         "subgraph_type": "directional",
         "sampler_options": KHopNeighborSamplerOptions(),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from gigl_loader.errors import FormatError
+from gigl_loader.graph.schema import Column, EdgeSchema
 from gigl_loader.rpc.graph_store_pb2 import SampleRequest
 from gigl_loader.rpc.refusals import Refusal
 from gigl_loader.sampling.frame_schema import FrameCounts
@@ -177,6 +178,40 @@ def test_types_of_subgraphs_are_written_unless_they_are_the_default() -> None:
             read_plan(json.dumps({**document(), "subgraph_type": value}), SCHEMA)
     with pytest.raises(ValueError, match="leave disjoint out"):
         read_plan(json.dumps({**json.loads(induced.to_json()), "disjoint": True}), SCHEMA)
+
+
+def test_windows_and_monotone_draws_are_written_unless_they_are_the_default() -> None:
+    columns = {"t": Column("I64"), "w": Column("F32")}
+    edges = {
+        each: EdgeSchema(count=9, wide_indices=False, columns=columns, times=("t",)) for each in SCHEMA.edges
+    }
+    schema = replace(SCHEMA, edges=edges)
+    timed = with_sampler(PLAN, disjoint=True, time_attr="t", with_times=True)
+    names = ("monotone", "time_window", "with_starts")
+    assert not any(name in json.loads(timed.to_json()) for name in names)
+    for given in (
+        {"monotone": True, "time_window": 5},
+        {"time_window": (-(2**63), 3)},
+        {"with_starts": True},
+    ):
+        plan = with_sampler(timed, **given)
+        assert read_plan(plan.to_json(), schema) == plan
+        assert {name for name in names if name in json.loads(plan.to_json())} == set(given)
+    for field, value, message in (
+        ("monotone", 1, "monotone is true or false, got 1"),
+        ("time_window", "day", "time_window is a whole number or two, of 64 bits, got 'day'"),
+        ("time_window", [1], "a whole number or two"),
+        ("time_window", True, "a whole number or two"),
+        ("time_window", 2**63, "of 64 bits"),
+        ("time_window", -1, "-1 is negative"),
+        ("time_window", [3, 1], "ends before it begins"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            read_plan(json.dumps({**json.loads(timed.to_json()), field: value}), schema)
+    with pytest.raises(ValueError, match="need time_attr"):
+        read_plan(json.dumps({**document(), "monotone": True}), SCHEMA)
+    with pytest.raises(ValueError, match="not both"):
+        with_sampler(timed, monotone=True, last=True, replace=False)
 
 
 def test_a_plan_of_links_is_read_as_it_was_written() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -83,6 +84,17 @@ def test_neighbours_are_read_as_they_were_written() -> None:
     for name in ("counts", "positions", "edge_ids", "slots"):
         assert np.array_equal(getattr(found, name), getattr(DRAWN, name))
         assert getattr(found, name).dtype == getattr(DRAWN, name).dtype
+
+
+def test_times_travel_with_monotone_draws_alone() -> None:
+    monotone = {"rule": DrawRule(fanout=2, time="t", monotone=True)}
+    timed = replace(DRAWN, times=np.array([-(2**63), 5, 2**63 - 1]))
+    found = read_neighbors(*assembled(*neighbors_document(timed)), ask(**monotone), SCHEMA)
+    assert found.times is not None
+    assert found.times.tolist() == [-(2**63), 5, 2**63 - 1]
+    for drawn, asked in ((timed, ask()), (DRAWN, ask(**monotone))):
+        with pytest.raises(FormatError, match=r"arrays .*, not "):
+            read_neighbors(*assembled(*neighbors_document(drawn)), asked, SCHEMA)
 
 
 def test_what_was_not_asked_for_does_not_travel() -> None:

@@ -72,6 +72,12 @@ TIMED = replace(
     rule=DrawRule(fanout=3, time="t", last=True),
     tree_times=np.array([-(2**63), 5, 2**63 - 1]),
 )
+MONOTONE = replace(
+    TIMED,
+    rule=DrawRule(fanout=3, time="t", window=True, monotone=True),
+    tree_starts=np.array([-(2**63), 4, 5]),
+    bounds=np.array([-(2**63), 5, 2**63 - 1]),
+)
 LABOR = replace(ASK, rule=DrawRule(fanout=3, labor=True))
 ROWS = FeatureRequest(kind="item", columns=("y", "x"), rows=np.array([9, 6]))
 EDGE_ROWS = FeatureRequest(kind=LIKES, columns=("w",), rows=np.array([0, 29]))
@@ -137,13 +143,14 @@ def same(left: object, right: object) -> bool:
 @pytest.mark.parametrize(
     "request_",
     [
-        *(ASK, DISJOINT, TIMED, LABOR, INDUCED, ROWS, EDGE_ROWS, EDGES, LIST),
+        *(ASK, DISJOINT, TIMED, MONOTONE, LABOR, INDUCED, ROWS, EDGE_ROWS, EDGES, LIST),
         SplitRequest(node_type="item", split="train"),
     ],
     ids=[
         "neighbors",
         "neighbors in trees",
         "neighbors in time",
+        "monotone",
         "labor",
         "induced",
         "rows of nodes",
@@ -191,6 +198,7 @@ def _as_dict(value: Any) -> dict[str, Any]:
 
 N = encode(ENVELOPE, ASK, SCHEMA)
 T = encode(ENVELOPE, TIMED, SCHEMA)
+M = encode(ENVELOPE, MONOTONE, SCHEMA)
 C = encode(ENVELOPE, EDGES, SCHEMA)
 L = encode(ENVELOPE, LIST, SCHEMA)
 R = encode(ENVELOPE, ROWS, SCHEMA)
@@ -269,6 +277,26 @@ I32, I64 = np.int32, np.int64
         (edited(T, {"flags": '["disjoint", "last", "replace"]'}), RefusalKind.INVALID, "without replacement"),
         (edited(T, {"flags": '["disjoint", "labor"]'}), RefusalKind.INVALID, "LABOR has no replacement"),
         (in_trees([0], [1], tree_times=[7]), RefusalKind.MALFORMED, "1 tree_times, of fewer trees"),
+        (edited(T, {"flags": '["disjoint", "window"]'}), RefusalKind.MALFORMED, "'tree_starts' must be I32"),
+        (edited(T, {"flags": '["disjoint", "monotone"]'}), RefusalKind.MALFORMED, "'bounds' must be I32"),
+        (edited(M, {"flags": '["disjoint", "window"]'}), RefusalKind.MALFORMED, "unknown entry 'bounds'"),
+        (edited(M, {"flags": '["disjoint", "monotone"]'}), RefusalKind.MALFORMED, "entry 'tree_starts'"),
+        (edited(M, {"time": None}), RefusalKind.INVALID, "windows, .* are drawn by time"),
+        (
+            edited(M, {"flags": '["disjoint", "last", "monotone"]'}),
+            RefusalKind.INVALID,
+            "the last neighbours are those of the whole tree",
+        ),
+        (
+            encode(ENVELOPE, replace(MONOTONE, bounds=np.zeros(2, I64)), SCHEMA),
+            RefusalKind.MALFORMED,
+            "2 bounds",
+        ),
+        (
+            encode(ENVELOPE, replace(MONOTONE, tree_starts=np.zeros(2, I64)), SCHEMA),
+            RefusalKind.MALFORMED,
+            "2 tree_starts, of fewer trees",
+        ),
         (edited(S, {}, np.array([0], I32)), RefusalKind.MALFORMED, "unknown entry 'rows'"),
         (edited(R, {"kind": "7"}), RefusalKind.MALFORMED, "a list of three names"),
         (edited(R, {"kind": '"absent"'}), RefusalKind.INVALID, "no node type 'absent'"),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -165,3 +168,33 @@ def test_a_schema_with_another_unit_is_refused(unit: Any) -> None:
     document = {"edge_dir": "in", "homogeneous": True, "num_partitions": 1, "edges": []}
     with pytest.raises(FormatError, match="a unit must be 'ns' of I64"):
         GraphSchema.from_json({**document, "nodes": [{**node, "columns": columns}]})
+
+
+_PANDAS = Path(__file__).parents[2] / "build/pandas"
+_PROGRAM = """
+import pandas as pd
+from gigl_loader.graph.times import in_unit, read_window
+days = pd.to_datetime(["2020-01-01", "2020-01-02 12:00"], format="mixed")
+local = days.tz_localize("Europe/Berlin")
+found = [days, pd.Series(days), list(days), local, pd.Series(local), list(local)]
+for each in found:
+    print(*in_unit("input_time", each, "ns"))
+print(read_window(pd.Timedelta(days=1, nanoseconds=3), "ns"), *read_window((days[0], days[1]), "ns"))
+"""
+
+
+@pytest.mark.skipif(not _PANDAS.exists(), reason="needs pandas, which make puts into build/pandas")
+def test_times_of_pandas_are_read_in_the_unit_of_a_column() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=os.environ | {"PYTHONPATH": str(_PANDAS)},
+    )
+    assert done.returncode == 0, done.stderr
+    start, end = 1_577_836_800 * SECOND, 1_577_966_400 * SECOND
+    zone = 3_600 * SECOND
+    given, local = f"{start} {end}", f"{start - zone} {end - zone}"
+    assert done.stdout.splitlines() == [*[given] * 3, *[local] * 3, f"{DAY + 3} {start} {end}"]

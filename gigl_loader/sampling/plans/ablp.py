@@ -97,7 +97,7 @@ class ABLPPlan:
 
     @property
     def inputs(self) -> tuple[InputColumn, ...]:
-        return (InputColumn(SEED, "I64", self.anchor_type), *time_inputs(given=self.with_times))
+        return (InputColumn(SEED, "I64", self.anchor_type), *time_inputs(self.hops, given=self.with_times))
 
     def frame(self, schema: GraphSchema, columns: ColumnPlan) -> FrameSchema:
         computed = [array for each in self.supervision for array in self._arrays(schema, each)]
@@ -287,7 +287,7 @@ class ABLPSeeder:
             indices=indices,
             excluded=excluded,
             counters={NUM_ANCHORS: len(distinct)},
-            tree_times=times,
+            times=times,
         )
 
     def _randoms(self, edge_type: EdgeType, key: int) -> Int64Array:

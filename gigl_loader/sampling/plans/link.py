@@ -86,7 +86,7 @@ class LinkPlan:
     def inputs(self) -> tuple[InputColumn, ...]:
         source, _, destination = self.edge_type
         columns = (InputColumn("src", "I64", source), InputColumn("dst", "I64", destination))
-        times = time_inputs(given=self.hops.time_attr is not None)
+        times = time_inputs(self.hops, given=self.hops.time_attr is not None)
         given = InputColumn(GIVEN, "I64", destination, width=self.given, optional=True)
         return (*columns, *times, *([given] if self.given else []))
 
@@ -217,7 +217,7 @@ class LinkSeeder:
         }
         counters: dict[str, int] = {}
         times = self._times.of(request)
-        negatives = self._found(request, key, times, bounds)
+        negatives = self._found(request, key, None if times is None else times.of_entries, bounds)
         if negatives is not None:
             if plan.mode == "binary":
                 columns["neg_src"] = (self._types[0], negatives.src)
@@ -241,7 +241,7 @@ class LinkSeeder:
             indices={**bounds_of, **indices},
             excluded=self._exclusions(bounds_of["src"], bounds_of["dst"]),
             counters=counters,
-            tree_times=times,
+            times=times,
         )
 
     def _found(

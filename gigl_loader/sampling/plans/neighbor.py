@@ -33,7 +33,7 @@ class NeighborPlan(KHop):
 
     @property
     def inputs(self) -> tuple[InputColumn, ...]:
-        return (InputColumn(SEED, "I64", self.seed_type), *time_inputs(given=self.with_times))
+        return (InputColumn(SEED, "I64", self.seed_type), *time_inputs(self, given=self.with_times))
 
     def frame(self, schema: GraphSchema, columns: ColumnPlan) -> FrameSchema:
         return self.around_seeds(schema, columns, seed_type=self.seed_type)

@@ -106,6 +106,8 @@ class PPR:
     kind: ClassVar[str] = "ppr"
     disjoint: ClassVar[bool] = False
     time_attr: ClassVar[str | None] = None
+    time_window: ClassVar[None] = None
+    with_starts: ClassVar[bool] = False
 
     alpha: float
     eps: float

@@ -55,6 +55,8 @@ class Walks:
     kind: ClassVar[str] = "walk"
     disjoint: ClassVar[bool] = False
     time_attr: ClassVar[str | None] = None
+    time_window: ClassVar[None] = None
+    with_starts: ClassVar[bool] = False
 
     paths: tuple[WalkPath, ...]
     """By node type of the seeds, ascending. Seeds of other types have no walks."""

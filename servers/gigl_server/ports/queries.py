@@ -57,6 +57,7 @@ _LISTED_BYTES = 16 << 20  # Size of a reply about a node type, with intermediate
 _FILE_COPIES = 2  # Copies of the bytes of a file: as read, and in the reply.
 _TEXT_COPIES = 4  # Copies of texts in a reply: as str, encoded, joined, and in the reply.
 _EDGE_BYTES = 24  # Per edge: position, edge id and slot.
+_TIME_BYTES = 8  # Per edge of a monotone draw.
 _NODE_BYTES = 64  # Per node of a set: its table, at most 3/4 empty, and its order by node id.
 _EDGE_COPIES = 2  # Copies of listed edges: as int64, and in the reply.
 _KEPT_ROW_BYTES = 256 << 20  # Idle buffers that are kept for later rows.
@@ -136,7 +137,9 @@ class HeldPartitions:
             return _EDGE_COPIES * _EDGE_BYTES * request.count
         if isinstance(request, (NeighborRequest, InducedRequest)):
             nodes = len(request.nodes) if isinstance(request, InducedRequest) else 0
-            return _EDGE_BYTES * self._most_edges(partition, request) + _NODE_BYTES * nodes
+            with_times = isinstance(request, NeighborRequest) and request.rule.monotone
+            edge_bytes = _EDGE_BYTES + with_times * _TIME_BYTES
+            return edge_bytes * self._most_edges(partition, request) + _NODE_BYTES * nodes
         return 0
 
     def _most_listed(self, request: Any) -> int:
