@@ -198,7 +198,7 @@ class GraphQueries:
             labels = features.get_tensor(group_name=node_type, attr_name="y", index=None)
         if labels.is_floating_point():
             return len(labels.unique())
-        return int(labels.max()) + 1 if len(labels) else 0
+        return int(labels.long().max()) + 1 if len(labels) else 0  # Torch has no max of uint16 and wider.
 
     def positions(self, node_type: NodeType, node_ids: Int64Array) -> Int64Array:
         """Return the positions of ``node_ids``, int64 [N], in order. ``ValueError`` lists unknown ids."""

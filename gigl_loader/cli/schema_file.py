@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _KEYS = frozenset({"files", "primary_key", "foreign_keys", "time", "types"})
 _TIME = "time"
 _ROWS = 1 << 16
+_MAX_EXACT = 1 << 53
+"""Of the integers that are no smaller, float64 has only some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,4 +201,7 @@ def _ids(table: Table, name: str, array: Array, row: int) -> np.ma.MaskedArray[A
     whole = np.ma.filled(found, 0).astype(np.int64)
     if (wrong := first_true(~np.ma.getmaskarray(found) & (whole != np.ma.getdata(found)))) is not None:
         raise FormatError(f"{table.where(name, row + wrong)}: {array[wrong]} is no integer")
+    if (wrong := first_true(np.abs(whole) >= _MAX_EXACT)) is not None:
+        what = "is not exact as a decimal number: write the column as integers"
+        raise FormatError(f"{table.where(name, row + wrong)}: {whole[wrong]} {what}")
     return np.ma.MaskedArray(whole, np.ma.getmaskarray(found))

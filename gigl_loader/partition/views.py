@@ -257,7 +257,8 @@ def with_reverse_edges(
     its edge, and quantised as its edge is. An edge that the table has in both directions comes twice, a self
     loop too.
 
-    ``ValueError`` for an unknown type, for ends that do not fit, and for declared reverses with other splits.
+    ``ValueError`` for an unknown type, for ends that do not fit, for a reverse of two types, and for declared
+    reverses with other splits.
     """
     wanted = dict(reverses or {})
     if undirected:
@@ -268,7 +269,7 @@ def with_reverse_edges(
     weights, times, splits = dict(tables.weights), dict(tables.times), dict(tables.splits)
     quantize, encode = dict(tables.quantize), dict(tables.encode)
     for kind, reverse in wanted.items():
-        _check_reverse(tables, kind, reverse)
+        _check_reverse(tables, kind, reverse, wanted)
         if rule := splits.get(kind, splits.get(reverse)):
             splits[kind] = rule
             splits[reverse] = replace(rule, hashed="both" if reverse == kind else "dst,src")
@@ -296,12 +297,19 @@ def with_reverse_edges(
     )
 
 
-def _check_reverse(tables: GraphTables, kind: EdgeType, reverse: EdgeType) -> None:
+def _check_reverse(
+    tables: GraphTables, kind: EdgeType, reverse: EdgeType, wanted: Mapping[EdgeType, EdgeType]
+) -> None:
     if kind not in tables.edges:
         known = ", ".join(map(str, tables.edges)) or "none"
         raise ValueError(f"no edges of type {kind} to reverse; known: {known}")
     if (reverse[0], reverse[2]) != (kind[2], kind[0]):
         raise ValueError(f"{reverse} is no reverse of {kind}: it must lead from {kind[2]!r} to {kind[0]!r}")
+    of = {each for each, other in wanted.items() if other == reverse} | {wanted.get(reverse, kind)}
+    if len(of) > 1:
+        raise ValueError(
+            f"{reverse} is the reverse of {' and of '.join(map(str, sorted(of)))}: name one of them"
+        )
     splits = tables.splits
     if {kind, reverse} <= splits.keys() and splits[kind].fractions != splits[reverse].fractions:
         raise ValueError(f"{reverse} is the reverse of {kind}: both have the same splits, these differ")

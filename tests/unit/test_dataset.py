@@ -70,6 +70,7 @@ def test_pyg_gigl_and_glt_find_their_names() -> None:
         (None, 0),
         (torch.tensor([[2], [-1], [0]]), 3),
         (torch.tensor([0.5, 2.0, 0.5]), 2),
+        (torch.tensor([4, 0, 1], dtype=torch.uint16), 5),
         (torch.zeros(3, 7), 7),
     ],
     ids=str,

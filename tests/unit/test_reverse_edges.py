@@ -89,6 +89,10 @@ def test_declared_weights_hold_for_reversed_edges() -> None:
         ({("a", "b", "c"): BOUGHT}, "no edges of type .* to reverse; known: .*buys"),
         ({BUYS: ("user", "rev_buys", "item")}, "it must lead from 'item' to 'user'"),
         ({BUYS: BOUGHT, ("item", "rev_buys", "user"): BUYS}, "no edges of type"),
+        (
+            {BUYS: BOUGHT, ("user", "views", "item"): BOUGHT},
+            "rev_buys.* is the reverse of .*buys.* and of .*views.*: name one",
+        ),
     ],
 )
 def test_a_reverse_that_cannot_be_is_refused(reverses: dict[EdgeType, EdgeType], message: str) -> None:

@@ -101,8 +101,25 @@ def test_mistakes_are_told_in_a_line(folder: Path, old: str, new: str, words: st
     assert not (folder / "graph").exists()
 
 
-def test_keys_that_are_no_integers_are_refused_with_their_row(folder: Path) -> None:
+@pytest.mark.parametrize(("key", "words"), [(10.5, "10.5 is no integer"), (2.0**53, "is not exact")])
+def test_keys_that_are_no_integers_are_refused_with_their_row(folder: Path, key: float, words: str) -> None:
     path = folder / "reviews-1.parquet"
-    table: Any = pq.read_table(path).set_column(1, "product", [[10.5]])
+    table: Any = pq.read_table(path).set_column(1, "product", [[key]])
     pq.write_table(table, path)
-    assert "reviews-1.parquet, column 'product', row 0: 10.5 is no integer" in _partition(folder, code=2)
+    error = _partition(folder, code=2)
+    assert "reviews-1.parquet, column 'product', row 0: " in error
+    assert words in error
+
+
+def test_integers_with_gaps_as_pandas_writes_them_to_csv(folder: Path) -> None:
+    (folder / "sales.csv").write_text("product,amount\n20.0,1\n,2\n16777217.0,3\n")
+    (folder / "products.csv").write_text("pid,price\n16777216,1.5\n16777217,2.5\n20,1\n")
+    (folder / "graph.yaml").write_text(
+        "tables: {product: {files: products.csv, primary_key: pid}, "
+        "sale: {files: sales.csv, foreign_keys: {product: product}}}"
+    )
+    _partition(folder)
+    dataset = DistDataset.open(folder / "graph")
+    with DistNeighborLoader(dataset, [5], ("product", [16777217]), num_workers=0) as loader:
+        [batch] = loader
+    assert batch["sale"].n_id.tolist() == [2]

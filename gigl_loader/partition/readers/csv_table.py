@@ -278,7 +278,9 @@ def _chosen(field: Any, ids: Sequence[str], dtype: str | None, *, masks: bool) -
     if field.name in ids:
         if masks and pa.types.is_boolean(field.type):
             return field.type
-        return pa.int64() if _is_number(field.type) else pa.string()
+        # Decimals may be integers, up to 2^53, as pandas writes them where some are missing.
+        number = pa.float64() if pa.types.is_floating(field.type) else pa.int64()
+        return number if _is_number(field.type) else pa.string()
     if field.name == "split" and not pa.types.is_integer(field.type):
         return pa.string()
     if pa.types.is_timestamp(field.type) or pa.types.is_date(field.type):
