@@ -25,6 +25,7 @@ from hostile_bombs import BOMBS
 from hostile_server import Scene
 
 from gigl_loader.native import DataClient, StreamError, crc32c
+from gigl_loader.native.draws import DRAW_SPECIFICATION
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.tokens import JOB_HEADER, new_job
 from gigl_loader.rpc.versions import WIRE_VERSION
@@ -68,7 +69,9 @@ class _Caller:
 
     def open_plan(self, key: str, plan: BatchPlan, *, share: int = 1) -> bytes:
         """Make a producer of a plan with a channel, and return the channel's id. ``grpc.RpcError``."""
-        create = messages.CreateProducerRequest(key=key, plan=plan.to_json(), graph=self.scene.graph)
+        create = messages.CreateProducerRequest(
+            key=key, plan=plan.to_json(), graph=self.scene.graph, draw_specification=DRAW_SPECIFICATION
+        )
         self.call("CreateProducer", create).result()
         order = messages.OpenChannelRequest(key=key, name="hostile", credit=64, share=share)
         return bytes(messages.Channel.FromString(self.call("OpenChannel", order).result()).id)

@@ -19,6 +19,7 @@ import pytest
 from gigl_client import RemoteDistDataset
 from gigl_loader import CustomSamplerOptions, DistNeighborLoader
 from gigl_loader.errors import SamplingError
+from gigl_loader.native.draws import DRAW_SPECIFICATION
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.tokens import JOB_HEADER, new_job
 from gigl_server.config import ServeOptions
@@ -84,7 +85,9 @@ class Caller:
 
     def open(self, plan: BatchPlan, graph: str, name: str) -> bytes:
         """Make a producer with a channel, and return the channel's id."""
-        create = messages.CreateProducerRequest(key=name, plan=plan.to_json(), graph=graph)
+        create = messages.CreateProducerRequest(
+            key=name, plan=plan.to_json(), graph=graph, draw_specification=DRAW_SPECIFICATION
+        )
         self._call("CreateProducer", create).result()
         wanted = messages.OpenChannelRequest(key=name, name=name, credit=64, share=1)
         return bytes(messages.Channel.FromString(self._call("OpenChannel", wanted).result()).id)

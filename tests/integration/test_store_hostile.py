@@ -20,6 +20,7 @@ import pytest
 from gigl_client import Caller, RemoteDistDataset
 from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.graph.graph import Graph
+from gigl_loader.native.draws import DRAW_SPECIFICATION
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.graph_requests import encode_frame_request
 from gigl_loader.sampling.khop import KHop
@@ -159,7 +160,9 @@ def test_bytes_that_are_no_message(store: Store, method: str) -> None:
 
 def test_a_message_that_is_cut_off(store: Store) -> None:
     caller = store.stranger()
-    whole = messages.CreateProducerRequest(key="key", plan=PLAN.to_json(), graph=store.graph)
+    whole = messages.CreateProducerRequest(
+        key="key", plan=PLAN.to_json(), graph=store.graph, draw_specification=DRAW_SPECIFICATION
+    )
     said = whole.SerializeToString()
     for size in range(1, len(said), 7):
         assert caller.status("CreateProducer", said[:size]) in ("INVALID_ARGUMENT", "FAILED_PRECONDITION")

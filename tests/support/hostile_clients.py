@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import struct
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from gigl_loader.native.draws import DRAW_SPECIFICATION
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.control import status_of
 from gigl_loader.rpc.refusals import RefusalKind
@@ -19,8 +21,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-METHODS = {
-    "CreateProducer": messages.CreateProducerRequest,
+METHODS: dict[str, Any] = {
+    "CreateProducer": partial(messages.CreateProducerRequest, draw_specification=DRAW_SPECIFICATION),
     "OpenChannel": messages.OpenChannelRequest,
     "Sample": messages.SampleRequest,
     "Heartbeat": messages.HeartbeatRequest,
