@@ -133,7 +133,7 @@ $(VENV)/.installed-test: $(INPUTS) | $(BIN)/python
 # interpreter is not: libasan must be loaded first, and libstdc++ with it, or it misses __cxa_throw.
 SANITIZE_VENV ?= .venv-sanitize
 SANITIZE_BIN := $(SANITIZE_VENV)/bin
-NATIVE_TEST_NEEDS := numpy scipy cryptography pytest pytest-timeout hypothesis psutil
+NATIVE_TEST_NEEDS := numpy scipy cryptography protobuf pytest pytest-timeout hypothesis psutil
 LIBRARY = $$(realpath "$$($(or $(CXX),g++) -print-file-name=$(1))")
 
 SANITIZER ?= address

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from gigl_loader.cli.build_options import TableOptions
 
 _KEYS = frozenset({"files", "primary_key", "foreign_keys", "time", "types"})
+_TYPES = {"drop": ("drop", ""), "category": ("encode", ""), "one-hot": ("one_hot", "")}
+"""Type of a column to the option that it stands for, and the end of the option's value."""
 _TIME = "time"
 _ROWS = 1 << 16
 _MAX_EXACT = 1 << 53
@@ -47,7 +49,7 @@ class RelationalTable:
     time: str | None
     """Column of times. The graph has it as ``time``."""
     types: Mapping[str, str]
-    """Column to a dtype, or to ``drop``."""
+    """Column to a dtype, or to one of ``_TYPES``."""
 
     def edge_type(self, column: str) -> EdgeType:
         """Return the type of the edges of a foreign key."""
@@ -105,34 +107,25 @@ def _text(value: object) -> str | None:
 
 def with_schema(options: TableOptions, tables: list[RelationalTable]) -> TableOptions:
     """Return the options with those that the tables stand for: their nodes, times and reverse edge types."""
-    nodes, rename, drop, dtypes, times = [], [], [], [], []
+    more: dict[str, list[str]] = {
+        name: [] for name in ("nodes", "rename", "drop", "dtypes", "encode", "one_hot", "times", "reverse")
+    }
     for table in tables:
-        nodes += [f"{table.name}={files}" for files in table.files]
+        more["nodes"] += [f"{table.name}={files}" for files in table.files]
         if table.primary_key not in (None, "id"):
-            rename.append(f"{table.name}:{table.primary_key}=id")
+            more["rename"].append(f"{table.name}:{table.primary_key}=id")
         if table.time is not None:
-            rename += [f"{table.name}:{table.time}={_TIME}"] if table.time != _TIME else []
-            times.append(f"{table.name}:{_TIME}")
-        dropped = [*table.foreign_keys, *(each for each, kind in table.types.items() if kind == "drop")]
-        patterns = {column: glob.escape(column).replace(",", "?") for column in dropped}
-        drop += [f"{table.name}:{each}" for column, each in patterns.items() if column != table.primary_key]
-        dtypes += [
-            f"{table.name}:{column}={kind}"
-            for column, kind in table.types.items()
-            if kind != "drop" and column not in table.foreign_keys
-        ]
-    return replace(
-        options,
-        nodes=[*nodes, *options.nodes],
-        rename=[*rename, *options.rename],
-        drop=[*drop, *options.drop],
-        dtypes=[*dtypes, *options.dtypes],
-        times=[*times, *options.times],
-        reverse=[
-            *(",".join(table.edge_type(column)) for table in tables for column in table.foreign_keys),
-            *options.reverse,
-        ],
-    )
+            more["times"].append(f"{table.name}:{_TIME}")
+            if table.time != _TIME:
+                more["rename"].append(f"{table.name}:{table.time}={_TIME}")
+        for column in table.foreign_keys:
+            more["reverse"].append(",".join(table.edge_type(column)))
+        for column, kind in {**table.types, **dict.fromkeys(table.foreign_keys, "drop")}.items():
+            if column != table.primary_key:
+                option, value = _TYPES.get(kind, ("dtypes", f"={kind}"))
+                name = glob.escape(column) if option == "drop" else column
+                more[option].append(f"{table.name}:{name}{value}")
+    return replace(options, **{name: [*added, *getattr(options, name)] for name, added in more.items()})
 
 
 def foreign_key_edges(tables: list[RelationalTable], csv: CsvFormat) -> dict[EdgeType, Table]:

@@ -22,7 +22,7 @@ tables:
     files: [reviews-*.parquet]
     foreign_keys: {user: user, product: product, answers: user}
     time: at
-    types: {text: drop, sure: drop, stars: float16}
+    types: {text: drop, sure: drop, language: category, stars: float16}
 """
 
 
@@ -39,6 +39,7 @@ def folder(tmp_path: Path) -> Path:
             "product": pa.array([20.0, float("nan"), 10.0][: len(rows)]),  # As pandas writes integers.
             "answers": pa.array([None] * len(rows), pa.string()),
             "stars": pa.array([1.0, 2.0, 3.0][: len(rows)]),
+            "language": ["en", "de", "en"][: len(rows)],
             "sure": [True] * len(rows),
             "text": ["fine"] * len(rows),
             "at": [day] * len(rows),
@@ -70,7 +71,8 @@ def test_rows_become_nodes_and_foreign_keys_edges(folder: Path) -> None:
         ("review", "f2p_answers", "user"): 0,
         ("user", "rev_f2p_answers", "review"): 0,
     }
-    assert set(schema.nodes["review"].columns) == {"stars", "time"}
+    assert set(schema.nodes["review"].columns) == {"language", "stars", "time"}
+    assert dataset.vocabulary("review", "language") == ("de", "en")
     assert schema.nodes["review"].columns["stars"].dtype == "F16"
     assert schema.nodes["user"].times == ("time",)
     ann = dataset.node_ids_of(["ann"], "user")
