@@ -138,7 +138,7 @@ def _first_row(table: Table, *, ends: bool) -> str | None:
     reader = reader_of(table)
     names: Sequence[str] = getattr(reader, "header", ())
     numbers = [name for name in names if re.fullmatch(r"-?\d+(\.\d*)?([eE][-+]?\d+)?", name)]
-    counted = all(name.isdigit() and int(name) < len(names) for name in numbers)
+    counted = sorted(numbers) == sorted(map(str, range(len(numbers))))
     if numbers and (not counted or (ends and len(names) == 2 == len(numbers))):
         return repr(",".join(names))
     return repr(",".join(names)) if ends and getattr(reader, "repeats_header", False) else None

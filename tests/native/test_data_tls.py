@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import ssl
@@ -343,7 +344,10 @@ def test_nothing_is_left_of_sessions_that_cannot_be_made() -> None:
     fail(500)
     before = psutil.Process().memory_info().rss
     fail(1000)
-    assert psutil.Process().memory_info().rss - before < MAX_GROWTH_BYTES
+    if "libasan" not in os.environ.get(
+        "LD_PRELOAD", ""
+    ):  # It keeps freed memory.
+        assert psutil.Process().memory_info().rss - before < MAX_GROWTH_BYTES
     server.stop()
 
 

@@ -31,6 +31,7 @@ FILES = {
     "follows.csv": "follower,followee,since\nann,bob,1\nbob,cat,2\n",
     "packages.csv": ",p,d\n0,zlib,libc\n1,curl,zlib\n",
     "snap.csv": "0,1\n1,2\n2,0\n",
+    "repos.tsv": "1\thttps://host/a\n2\thttps://host/b\n",
     "weighted.tsv": "7\t9\t0.5\n9\t8\t1.5\n",
     "triples.tsv": "ann\tlikes\tbob\nbob\tlikes\tcat\nbob\tknows\tann\n",
     "buys.csv": "user_id,item,when,note\nann,tea,3,hot\nbob,milk,4,cold\n",
@@ -78,6 +79,7 @@ REFUSED: dict[str, tuple[str, list[str], tuple[int, int]]] = {
         (5, 4),
     ),
     "a list of edges": ("--edges snap.csv", ["'0,1', looks like a row", "--csv-columns src,dst"], (3, 3)),
+    "numbers and texts": ("--edges package,in,repo=repos.tsv", ["--csv-columns package,in,repo:src,dst"], (4, 2)),
     "weights": ("--edges weighted.tsv", ["--csv-columns src,dst,column3"], (3, 2)),
     "triples": (
         "--edges ent,@rel,ent=triples.tsv",
