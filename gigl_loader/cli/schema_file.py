@@ -125,7 +125,8 @@ def with_schema(options: TableOptions, tables: list[RelationalTable]) -> TableOp
                 option, value = _TYPES.get(kind, ("dtypes", f"={kind}"))
                 name = glob.escape(column) if option == "drop" else column
                 more[option].append(f"{table.name}:{name}{value}")
-    return replace(options, **{name: [*added, *getattr(options, name)] for name, added in more.items()})
+    merged: dict[str, Any] = {name: [*added, *getattr(options, name)] for name, added in more.items()}
+    return replace(options, **merged)
 
 
 def foreign_key_edges(tables: list[RelationalTable], csv: CsvFormat) -> dict[EdgeType, Table]:
