@@ -344,9 +344,7 @@ def test_nothing_is_left_of_sessions_that_cannot_be_made() -> None:
     fail(500)
     before = psutil.Process().memory_info().rss
     fail(1000)
-    if "libasan" not in os.environ.get(
-        "LD_PRELOAD", ""
-    ):  # It keeps freed memory.
+    if "libasan" not in os.environ.get("LD_PRELOAD", ""):  # It keeps freed memory.
         assert psutil.Process().memory_info().rss - before < MAX_GROWTH_BYTES
     server.stop()
 

@@ -79,7 +79,11 @@ REFUSED: dict[str, tuple[str, list[str], tuple[int, int]]] = {
         (5, 4),
     ),
     "a list of edges": ("--edges snap.csv", ["'0,1', looks like a row", "--csv-columns src,dst"], (3, 3)),
-    "numbers and texts": ("--edges package,in,repo=repos.tsv", ["--csv-columns package,in,repo:src,dst"], (4, 2)),
+    "numbers and texts": (
+        "--edges package,in,repo=repos.tsv",
+        ["--csv-columns package,in,repo:src,dst"],
+        (4, 2),
+    ),
     "weights": ("--edges weighted.tsv", ["--csv-columns src,dst,column3"], (3, 2)),
     "triples": (
         "--edges ent,@rel,ent=triples.tsv",
