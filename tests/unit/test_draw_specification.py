@@ -47,6 +47,7 @@ GOLDEN: Mapping[int, Mapping[str, str]] = {
         "by weight, with replacement": "d80198af45b81f35",
         "in time": "ed54bfc1fc46d6be",
         "the last in time": "53f7600e6265e102",
+        "monotone, in a window of time": "22be409ee191951b",
         "disjoint": "785f4f8ae951d916",
         "LABOR": "4affc25417ae32ad",
         "induced": "2aabea0f3b707b4a",
@@ -70,6 +71,7 @@ GOLDEN: Mapping[int, Mapping[str, str]] = {
         "by weight, with replacement": "bdfc4ab35303b365",
         "in time": "4fcb7da4401501a5",
         "the last in time": "53f7600e6265e102",
+        "monotone, in a window of time": "8fe59262b07980c2",
         "disjoint": "29110c359b86d717",
         "LABOR": "a34fe6a7fb06d149",
         "induced": "fc8db35cb01da1fa",
@@ -167,6 +169,9 @@ KINDS: Mapping[str, Callable[[], str]] = {
     "by weight, with replacement": _nodes(weight_attr="weight", replace=True),
     "in time": _nodes(time_attr="when", input_time=TIMES),
     "the last in time": _nodes(time_attr="when", input_time=TIMES, temporal_strategy="last"),
+    "monotone, in a window of time": _nodes(
+        (4, 3, 3), time_attr="when", input_time=TIMES, temporal_strategy="monotone", time_window=400
+    ),
     "disjoint": _nodes(disjoint=True),
     "LABOR": _nodes(sampler_options=LaborSamplerOptions()),
     "induced": _nodes((3,), subgraph_type="induced"),
