@@ -21,7 +21,7 @@ from gigl_loader.graph.folder import is_uri
 from gigl_loader.graph.schema import Column, EdgeType
 from gigl_loader.partition.readers import TEXT, Kind, Table
 from gigl_loader.partition.readers.arrow_stream import ArrowStreamTable
-from gigl_loader.partition.sources import ColumnOptions, CsvFormat, name_columns, open_files
+from gigl_loader.partition.sources import ColumnOptions, CsvFormat, open_files
 from gigl_loader.tensors import STORAGE_DTYPES
 
 if TYPE_CHECKING:
@@ -142,21 +142,18 @@ def foreign_key_edges(tables: list[RelationalTable], csv: CsvFormat) -> dict[Edg
 
 
 def _edges(relational: RelationalTable, column: str, csv: CsvFormat) -> Table:
-    rename = {column: "dst"} | ({relational.primary_key: "src"} if relational.primary_key else {})
-    options = ColumnOptions(rename=rename, csv=csv)
-    opened = open_files(relational.files, role="edges", options=options)
-    for name in rename:
-        if name not in opened.columns:
-            known = ", ".join(map(repr, opened.columns))
-            raise ValueError(f"{opened.name}: no column {name!r}, a key of the schema file; columns: {known}")
-    others = tuple(glob.escape(name) for name in opened.columns if name not in rename)
-    table = name_columns(opened, role="edges", options=replace(options, drop=others))
+    ends = {"dst": column} | ({"src": relational.primary_key} if relational.primary_key else {})
+    # One column may be both keys. Readers take either end for a column of ids.
+    options = ColumnOptions(rename={name: end for end, name in ends.items()}, csv=csv)
+    table = open_files(relational.files, role="edges", options=options)
     types = {"src": pa.int64(), "dst": pa.int64()}
-    for end in ("src", "dst"):
-        if end in table.columns:
-            types[end] = _type_of_ids(table.columns[end], f"{opened.name}, column {column!r}")
+    for end, name in ends.items():
+        if name not in table.columns:
+            known = ", ".join(map(repr, table.columns))
+            raise ValueError(f"{table.name}: no column {name!r}, a key of the schema file; columns: {known}")
+        types[end] = _type_of_ids(table.columns[name], f"{table.name}, column {name!r}")
     schema = pa.schema(types)
-    reader = pa.RecordBatchReader.from_batches(schema, _batches(opened, rename, schema))
+    reader = pa.RecordBatchReader.from_batches(schema, _batches(table, ends, schema))
     return ArrowStreamTable(reader, f"foreign key {column!r} of {relational.name}")
 
 
@@ -169,17 +166,16 @@ def _type_of_ids(kind: Kind, what: str) -> Any:
 
 
 def _batches(table: Table, ends: Mapping[str, str], schema: Any) -> Iterator[Any]:
-    """Yield the edges of the rows that have a value, as record batches."""
+    """Yield the edges of the rows that have a value, as record batches. ``ends``: the column of each end."""
     row = 0
-    for chunk in table.read(list(ends), _ROWS):
-        columns = {ends[name]: _ids(table, name, array, row) for name, array in chunk.items()}
+    for chunk in table.read([*dict.fromkeys(ends.values())], _ROWS):
+        columns = {end: _ids(table, name, chunk[name], row) for end, name in ends.items()}
         count = len(next(iter(columns.values())))
         source = columns.get("src", np.ma.MaskedArray(np.arange(row, row + count)))
         target = columns["dst"]
         keep = ~np.ma.getmaskarray(target)
         if (missing := first_true(np.ma.getmaskarray(source) & keep)) is not None:
-            key = next(name for name, end in ends.items() if end == "src")
-            raise FormatError(f"{table.where(key, row + missing)}: no primary key")
+            raise FormatError(f"{table.where(ends['src'], row + missing)}: no primary key")
         kept = {"src": np.ma.getdata(source)[keep], "dst": np.ma.getdata(target)[keep]}
         yield pa.record_batch([pa.array(kept[field.name], field.type) for field in schema], schema)
         row += count

@@ -61,6 +61,8 @@ def read_window(value: Any, unit: str | None) -> TimeWindow:
         return check_window((int(ends[0]), int(ends[1])))
     if isinstance(value, (timedelta, np.timedelta64)):
         _check_unit("time_window", "a duration", unit)
+        if isinstance(value, np.timedelta64) and np.datetime_data(value.dtype)[0] in ("Y", "M"):
+            raise ValueError(f"time_window is {value}, and their length differs: give it in days")
         span = value.to_timedelta64() if hasattr(value, "to_timedelta64") else np.timedelta64(value)
         return check_window(int(nanoseconds(np.asarray(span))))
     return check_window(whole_number("time_window", value, minimum=0))

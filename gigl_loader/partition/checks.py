@@ -134,12 +134,13 @@ def _first_row(table: Table, *, ends: bool) -> str | None:
 
     A name that is a number is a value, unless all are 0, 1, 2, ..., by which pandas names columns: two such
     numbers are the first of many lists of edges. A name that its column has among its values is a value, too.
+    Names that options change or drop are names.
     """
     reader = reader_of(table)
     names: Sequence[str] = getattr(reader, "header", ())
     numbers = [name for name in names if re.fullmatch(r"-?\d+(\.\d*)?([eE][-+]?\d+)?", name)]
     counted = sorted(numbers) == sorted(map(str, range(len(numbers))))
-    if numbers and (not counted or (ends and len(names) == 2 == len(numbers))):
+    if table.columns.keys() & {*numbers} and (not counted or (ends and len(names) == 2 == len(numbers))):
         return repr(",".join(names))
     return repr(",".join(names)) if ends and getattr(reader, "repeats_header", False) else None
 
@@ -171,9 +172,7 @@ def _likely_ends(kind: EdgeType, table: Table, missing: Sequence[str]) -> dict[s
             words = {*_END_WORDS[end]} | (
                 {kind[0 if end == "src" else 2].lower()} if kind[0] != kind[2] else set()
             )
-            fitting = [
-                name for name in free if not by_name or words.intersection(re.split(r"[\W_]+", name.lower()))
-            ]
+            fitting = [name for name in free if not by_name or words & _words_in(name)]
             if fitting and end not in found.values():
                 found[fitting[0]] = end
                 free.remove(fitting[0])

@@ -540,6 +540,9 @@ def test_dates_are_times_of_columns_that_have_a_unit(of: str) -> None:
             DistNeighborLoader(
                 dataset, [1], target, time_attr="when", input_time=np.array([wrong], "M8[s]"), **OPTIONS
             )
+    months: dict[str, Any] = {"time_window": np.timedelta64(1, "M"), **OPTIONS}
+    with pytest.raises(ValueError, match="time_window is 1 months, and their length differs"):
+        DistNeighborLoader(dataset, [1], target, time_attr="when", input_time=time, **months)
 
 
 # --- mistakes

@@ -125,3 +125,17 @@ def test_integers_with_gaps_as_pandas_writes_them_to_csv(folder: Path) -> None:
     with DistNeighborLoader(dataset, [5], ("product", [16777217]), num_workers=0) as loader:
         [batch] = loader
     assert batch["sale"].n_id.tolist() == [2]
+
+
+def test_a_primary_key_may_be_a_foreign_key(folder: Path) -> None:
+    (folder / "weights.csv").write_text("pid,kg\n20,0.5\n")
+    (folder / "graph.yaml").write_text(
+        "tables: {product: {files: products.csv, primary_key: pid}, "
+        "weight: {files: weights.csv, primary_key: pid, foreign_keys: {pid: product}}}"
+    )
+    _partition(folder)
+    dataset = DistDataset.open(folder / "graph")
+    assert dataset.schema.edges["weight", "f2p_pid", "product"].count == 1
+    with DistNeighborLoader(dataset, [5], ("product", [20]), num_workers=0) as loader:
+        [batch] = loader
+    assert (batch["weight"].n_id.tolist(), batch["weight"].kg.tolist()) == ([20], [0.5])

@@ -162,6 +162,13 @@ def test_what_matched_nothing_is_named(arguments: list[str], said: str) -> None:
     assert said in partition("--edges", "follows.csv", *arguments, code=2)
 
 
+def test_numbers_that_options_take_are_names_of_columns(files: Path) -> None:
+    (files / "years.csv").write_text("1990,2000\n1.5,2\n3,4\n")
+    assert "'1990,2000', looks like a row" in partition("--nodes", "years.csv", code=2)
+    partition("--nodes", "years.csv", "--stack", "x=19*,20*")
+    assert Graph.open("graph").node_column("node", "x", 0).tolist() == [[1.5, 2], [3, 4]]
+
+
 def test_an_index_of_pandas_is_left_out_and_named(files: Path, caplog: pytest.LogCaptureFixture) -> None:
     pd = {"__index_level_0__": [4, 5], "id": [7, 8], "x": [[0.5, 1.0], [2.0, 3.0]]}
     pq.write_table(pa.table(pd), files / "n.parquet")
