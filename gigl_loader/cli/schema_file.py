@@ -123,7 +123,8 @@ def with_schema(options: TableOptions, tables: list[RelationalTable]) -> TableOp
         for column, kind in {**table.types, **dict.fromkeys(table.foreign_keys, "drop")}.items():
             if column != table.primary_key:
                 option, value = _TYPES.get(kind, ("dtypes", f"={kind}"))
-                name = glob.escape(column) if option == "drop" else column
+                # A comma would end the pattern.
+                name = glob.escape(column).replace(",", "?") if option == "drop" else column
                 more[option].append(f"{table.name}:{name}{value}")
     merged: dict[str, Any] = {name: [*added, *getattr(options, name)] for name, added in more.items()}
     return replace(options, **merged)
