@@ -1,4 +1,4 @@
-"""Names that columns of a graph cannot have, because batches have attributes of these names."""
+"""Names that types, splits and columns of a graph cannot have: in its files, and as attributes of batches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from gigl_loader.options import EdgeType, NodeType
 
@@ -56,3 +56,27 @@ def _check_side_by_side(of_nodes: set[str], of_edges: set[str]) -> None:
                 f"nodes and edges both have a column {column!r}, and 'edge_{column}' is taken: rename one "
                 "(gigl-loader partition --rename)"
             )
+
+
+def check_names(names: Iterable[str], what: str) -> None:
+    """Raise ``ValueError`` for a name that the files of a graph cannot have."""
+    for name in names:
+        if not isinstance(name, str) or not name or name == "__metadata__":
+            raise ValueError(f"{name!r} cannot name a {what}")
+        check_encodable(name, what)
+
+
+def check_encodable(name: str, what: str) -> None:
+    """Raise for half of a surrogate pair, which neither a file nor a message can encode."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name!a} cannot name a {what}: it is no text that UTF-8 encodes") from None
+
+
+def check_type_names(kind: NodeType | EdgeType, parts: tuple[str, ...]) -> None:
+    """Raise ``ValueError`` unless a type has names of non-empty texts."""
+    if not all(isinstance(part, str) and part for part in parts):
+        raise ValueError(f"{kind!r} cannot name a type: names are non-empty strings")
+    for part in parts:
+        check_encodable(part, "type")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, cast
 from urllib.parse import quote
 
 from gigl_loader.errors import FormatError
+from gigl_loader.graph.column_names import check_encodable, check_names, check_type_names
 from gigl_loader.graph.quantization import Quantized
 from gigl_loader.options import EdgeType, NodeType
 from gigl_loader.tensors import STORAGE_DTYPES, ArraySpec
@@ -43,7 +44,7 @@ def type_name(kind: NodeType | EdgeType) -> str:
     """Return a name for a node or edge type that is safe in file and array names, and unambiguous."""
     parts = (kind,) if isinstance(kind, str) else kind
     for part in parts:
-        _check_encodable(part, "type")
+        check_encodable(part, "type")
     return "+".join(quote(part, safe="") for part in parts)
 
 
@@ -152,7 +153,7 @@ class NodeSchema:
             raise ValueError(f"bounds must run from 0 to {self.count}, got {self.bounds}")
         if any(low > high for low, high in zip(self.bounds, self.bounds[1:], strict=False)):
             raise ValueError(f"bounds must not fall, got {self.bounds}")
-        _check_names(self.splits, "split")
+        check_names(self.splits, "split")
         _check_columns(self)
 
 
@@ -172,7 +173,7 @@ class EdgeSplits:
     def __post_init__(self) -> None:
         if self.hashed not in ("src,dst", "dst,src", "both"):
             raise ValueError(f"splits are hashed by 'src,dst', 'dst,src' or 'both', not {self.hashed!r}")
-        _check_names(self.fractions, "split")
+        check_names(self.fractions, "split")
         if self.counts and self.counts.keys() != self.fractions.keys():
             raise ValueError(f"counts of the splits {sorted(self.counts)}, not of {sorted(self.fractions)}")
 
@@ -235,7 +236,7 @@ class GraphSchema:
         ):
             raise ValueError("a homogeneous graph has one node type and at most one edge type")
         for node_type, nodes in self.nodes.items():
-            _check_type(node_type, (node_type,))
+            check_type_names(node_type, (node_type,))
             if len(nodes.bounds) != self.num_partitions + 1:
                 raise ValueError(
                     f"node type {node_type!r}: {len(nodes.bounds)} bounds, {self.num_partitions} partitions"
@@ -254,7 +255,7 @@ class GraphSchema:
     def _check_edge_type(self, edge_type: EdgeType) -> None:
         if len(edge_type) != 3:
             raise ValueError(f"an edge type is (source, relation, destination), got {edge_type!r}")
-        _check_type(edge_type, edge_type)
+        check_type_names(edge_type, edge_type)
         for end in (edge_type[0], edge_type[2]):
             if end not in self.nodes:
                 raise ValueError(f"edge type {edge_type}: node type {end!r} is not in the graph")
@@ -373,37 +374,15 @@ class GraphSchema:
             raise FormatError(f"bad graph schema: {type(error).__name__}: {error}") from None
 
 
-def _check_names(names: Iterable[str], what: str) -> None:
-    for name in names:
-        if not isinstance(name, str) or not name or name == "__metadata__":
-            raise ValueError(f"{name!r} cannot name a {what}")
-        _check_encodable(name, what)
-
-
 def _check_columns(each: NodeSchema | EdgeSchema) -> None:
-    _check_names(each.columns, "column")
+    check_names(each.columns, "column")
     for name in each.times:
         if name not in each.columns or not each.columns[name].holds_times:
             raise ValueError(f"the times {name!r} are no column of integers")
     for name, texts in each.vocabularies.items():
         if name not in each.columns or len(set(texts)) < len(texts):
             raise ValueError(f"the vocabulary of {name!r} is of no column, or repeats texts")
-        _check_encodable("".join(texts), "text of a vocabulary")
-
-
-def _check_encodable(name: str, what: str) -> None:
-    """Raise for half of a surrogate pair, which neither a file nor a message can encode."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"{name!a} cannot name a {what}: it is no text that UTF-8 encodes") from None
-
-
-def _check_type(kind: NodeType | EdgeType, parts: tuple[str, ...]) -> None:
-    if not all(isinstance(part, str) and part for part in parts):
-        raise ValueError(f"{kind!r} cannot name a type: names are non-empty strings")
-    for part in parts:
-        _check_encodable(part, "type")
+        check_encodable("".join(texts), "text of a vocabulary")
 
 
 def _columns_to_json(columns: Mapping[str, Column]) -> dict[str, Any]:
