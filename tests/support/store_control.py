@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gigl_loader.native.draws import DRAW_SPECIFICATION
 from gigl_loader.rpc.calls import Cancellation
 from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.control import ClusterView
@@ -164,7 +165,7 @@ def response_of(itself: Endpoint, *others: str, graph: str, **changes: Any) -> P
         version="1",
         wire_version=BuildVersions.own().wire,
         oldest_wire_version=0,  # Not told, as by the oldest builds.
-        draw_specification=0,
+        draw_specification=DRAW_SPECIFICATION,
         graph=graph,
         partitions=itself.partitions,
         data_port=itself.data_port,

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from gigl_loader.cli import cluster_loads
 from gigl_loader.cli.cluster_loads import Loads, Looker, ServerLoad, tables
+from gigl_loader.native.draws import DRAW_SPECIFICATION
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.credentials import Caller
 from gigl_loader.rpc.versions import WIRE_VERSION
@@ -27,7 +28,9 @@ def server(load: dict[str, Any], error: str = "", *, away: bool = False) -> Serv
 
 
 def load_of(wire_version: int = WIRE_VERSION, **fields: Any) -> dict[str, Any]:
-    own = messages.Description(version="9.9", wire_version=wire_version)
+    own = messages.Description(
+        version="9.9", wire_version=wire_version, draw_specification=DRAW_SPECIFICATION
+    )
     load: Any = messages.ServerLoad(ready=True, workers=2, **fields)
     load.self.CopyFrom(own)
     store = SimpleNamespace(load=lambda _: load, close=lambda: None)

@@ -81,5 +81,5 @@ def test_links_and_anchors_take_it_and_no_other_sampler() -> None:
         assert next(iter(links)).edge_label_index.shape == (2, 9)
     custom = {**OPTIONS, "sampler_options": CustomSamplerOptions("tests.support.user_samplers:Halved")}
     edge_type = dataset.edge_types[0]
-    with pytest.raises(ValueError, match=r"labels of anchors need KHop.* or LaborSamplerOptions"):
+    with pytest.raises(ValueError, match=r"labels of anchors need KHop.*LaborSamplerOptions"):
         DistABLPLoader(dataset, [3], supervision_edge_type=edge_type, **custom)

@@ -199,8 +199,6 @@ def test_with_a_node_type() -> None:
         ({-1: torch.tensor([1])}, ValueError, "input_nodes has -1 for the rank"),
         ({"0": torch.tensor([1])}, ValueError, "input_nodes has '0' for the rank"),
         ({True: torch.tensor([1])}, ValueError, "input_nodes has True for the rank"),
-        ({}, ValueError, "input_nodes is empty"),
-        ({0: torch.tensor([])}, ValueError, "input_nodes is empty"),
         ({0: torch.tensor([1.5])}, TypeError, "node ids must be integers"),
         ({0: torch.tensor([[1]])}, ValueError, "must be 1-D"),
         ({0: "train"}, TypeError, "must be a tensor of node ids"),
