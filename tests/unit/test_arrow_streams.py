@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import multiprocessing
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import numpy as np
-import polars
 import pyarrow as pa
 import pytest
 
@@ -32,20 +33,37 @@ _WEIGHT = np.arange(5000, dtype=np.float64)
 
 def _edges(engine: str) -> Any:
     if engine == "duckdb":
+        import duckdb
+
         ends = "range * 3 % 100 as src, range * 7 % 100 as dst"
         return duckdb.sql(f"select {ends}, range::double as w from range(5000)")
     columns = {"src": _SRC, "dst": _DST, "w": _WEIGHT}
     if engine == "polars":
+        import polars
+
         return polars.DataFrame(columns)
     table = pa.table(columns)
     return table if engine == "table" else table.to_reader(999)
 
 
+def _elsewhere(function: Callable[..., None], *arguments: Any) -> None:
+    """Run a function in a process of its own: other tests fork, and engines have threads."""
+    process = multiprocessing.get_context("spawn").Process(target=function, args=arguments)
+    process.start()
+    process.join(100)
+    assert process.exitcode == 0
+
+
+def _build(engine: str, out: Path) -> None:
+    x = np.column_stack([np.arange(100.0), np.ones(100)])
+    nodes: Any = pa.table({"id": np.arange(100), "x": pa.FixedSizeListArray.from_arrays(x.reshape(-1), 2)})
+    tables = GraphTables({HOMOGENEOUS_EDGE: _edges(engine)}, {"node": NodeTable(nodes)})
+    build_graph(tables, out, num_partitions=2, executor=LocalExecutor(2))
+
+
 @pytest.mark.parametrize("engine", ["duckdb", "polars", "reader", "table"])
 def test_a_stream_gives_the_graph_of_its_rows(engine: str, tmp_path: Path) -> None:
-    nodes: Any = polars.DataFrame({"id": range(100), "x": [[float(i), 1.0] for i in range(100)]})
-    tables = GraphTables({HOMOGENEOUS_EDGE: _edges(engine)}, {"node": NodeTable(nodes)})
-    build_graph(tables, tmp_path / "graph", num_partitions=2, executor=LocalExecutor(2))
+    _elsewhere(_build, engine, tmp_path / "graph")
     x = np.column_stack([np.arange(100.0), np.ones(100)])
     plain = GraphTables(
         {HOMOGENEOUS_EDGE: ArrayTable("edges", {"src": _SRC, "dst": _DST, "w": _WEIGHT})},
@@ -55,12 +73,21 @@ def test_a_stream_gives_the_graph_of_its_rows(engine: str, tmp_path: Path) -> No
     assert files_of(tmp_path / "graph") == files_of(tmp_path / "expected")
 
 
-def test_columns_of_a_stream_are_named_as_those_of_files() -> None:
+def _named(out: Path) -> None:
+    import polars
+
     kinds = polars.Series(["u"], dtype=polars.Categorical)
-    frame = polars.DataFrame({"source": ["a"], "to": ["b"], "kind": kinds})
-    table = open_table(frame, role="edges", options=ColumnOptions(rename={"to": "dst"}, drop=["kind"]))
-    assert dict(table.columns) == {"src": "text", "dst": "text"}
-    assert next(iter(table.read(["dst"], 9)))["dst"].tolist() == ["b"]
+    lists = polars.Series([[1.0, 2.0]])
+    frame = polars.DataFrame({"source": ["a"], "to": ["b"], "kind": kinds, "x": lists})
+    table = open_table(frame, role="edges", options=ColumnOptions(rename={"to": "dst"}))
+    [rows] = table.read(list(table.columns), 9)
+    out.write_text(json.dumps({name: array.tolist() for name, array in rows.items()}))
+
+
+def test_columns_of_a_stream_are_named_as_those_of_files(tmp_path: Path) -> None:
+    _elsewhere(_named, tmp_path / "rows.json")
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert rows == {"src": ["a"], "dst": ["b"], "kind": ["u"], "x": [[1.0, 2.0]]}
 
 
 def test_a_table_of_a_stream_is_read_often_and_elsewhere_and_leaves_nothing() -> None:
