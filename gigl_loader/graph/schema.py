@@ -43,9 +43,11 @@ _ID_KINDS = ("identity", "dense", "sparse")
 def type_name(kind: NodeType | EdgeType) -> str:
     """Return a name for a node or edge type that is safe in file and array names, and unambiguous."""
     parts = (kind,) if isinstance(kind, str) else kind
-    for part in parts:
-        check_encodable(part, "type")
-    return "+".join(quote(part, safe="") for part in parts)
+    try:
+        return "+".join(quote(part, safe="") for part in parts)
+    except UnicodeEncodeError:
+        check_type_names(kind, parts)  # Raises, and names the part.
+        raise
 
 
 LabelSign: TypeAlias = Literal["positive", "negative"]

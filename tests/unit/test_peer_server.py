@@ -32,6 +32,7 @@ from gigl_server.ports.queries import Queries
 from tests.support.certificates import Authority
 from tests.support.leftovers import wait_until
 from tests.support.peers import CALLER, TOKEN, remote_store, served
+from tests.support.ports import free_port
 from tests.support.raw_data import RawCaller, Refused
 from tests.support.sources import small_graph
 from tests.support.stalled import StalledCaller
@@ -541,9 +542,7 @@ def test_an_address_where_nobody_can_listen(graph: Graph, endpoint: Endpoint, tl
 
 
 def test_the_port_after_control_is_for_data(graph: Graph) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port(count=2)
     with build_server(graph, [0], f"127.0.0.1:{port}", Credentials(token=TOKEN)) as server:
         assert (server.endpoint.control_port, server.endpoint.data_port) == (port, port + 1)
 
