@@ -65,10 +65,12 @@ def test_samplers_of_every_kind_tell_their_memory(graph: Graph, kind: str, over:
     options = {**OPTIONS, **given.options, "batch_size": 2_000, "num_workers": 0}
     if "input_time" in options:
         options["input_time"] = torch.arange(NODES) % 90
+    if "input_time_start" in options:
+        options["input_time_start"] = torch.zeros(NODES, dtype=torch.int64)
     with given.loader(
         DistDataset(graph), given.num_neighbors, given.input(hetero=False), **options
     ) as loader:
-        plan, request = loader._source_request(loader._schedule).plan, loader._schedule.request(0, 0)
+        plan, request = loader._source_request().plan, loader._schedule.request(0, 0)
     store = None if over == "graph" else PartitionedStore.whole(graph)
     for _ in range(2):  # The first one also fills caches of the process.
         sampler = plan.open(graph, store)
