@@ -258,6 +258,8 @@ class SingleBatches:
 
     def close(self) -> None:
         """Close the source; a later request opens another. Closing twice is fine."""
+        if self._pid != os.getpid():
+            return  # The source is the parent's, and one of its threads may have held the lock.
         with self._in_use:
             if self._source is not None:
                 self._source = None

@@ -412,8 +412,10 @@ def test_a_forked_child_is_refused_and_does_no_harm(num_workers: int) -> None:
     with _loader(num_workers=num_workers) as loader:
         iterator = iter(loader)
         seen = list(islice(iterator, 2))
-        child = os.fork()
+        with loader._singles._in_use:  # As where another thread samples.
+            child = os.fork()
         if child == 0:
+            loader._singles._in_use.acquire(blocking=False)  # The child's copy of the lock is held for ever.
             status = 3
             try:
                 next(iterator)
