@@ -22,8 +22,8 @@ def fetch(
     directory: Annotated[Path, typer.Argument(help="Directory to copy to. It may have some of the graph.")],
     *,
     partitions: Annotated[
-        list[int] | None,
-        typer.Option("--partition", "-p", min=0, help="Partition to copy; again for more. Default: all."),
+        list[str] | None,
+        typer.Option("--partition", "-p", help="Partitions to copy: 0, or 0,3. Default: all."),
     ] = None,
 ) -> None:
     """Copy a graph, or some of its partitions, to a directory of this machine.
@@ -56,18 +56,22 @@ def fetch(
             progress=progress,
             stop=threading.Event(),
         )
-    write_durable(directory / MANIFEST_NAME, data)  # Last: a directory without it is no graph.
+    if not (directory / MANIFEST_NAME).exists():  # Last: a directory without it is no graph.
+        write_durable(directory / MANIFEST_NAME, data)
     total = sum(manifest.files[name].nbytes for name in names)
     listed = "all partitions" if len(parts) == manifest.schema.num_partitions else f"partitions {parts}"
     print(f"{directory}: {listed} of {place}, {size_text(total)}, of which {size_text(nbytes)} were copied")
 
 
-def _chosen(partitions: Sequence[int] | None, manifest: Manifest, what: str) -> list[int]:
+def _chosen(partitions: Sequence[str] | None, manifest: Manifest, what: str) -> list[int]:
+    from gigl_server.option import PARTITIONS
+
     count = manifest.schema.num_partitions
-    for part in partitions or ():
+    chosen = PARTITIONS.read("--partition", partitions) if partitions else range(count)
+    for part in chosen:
         if part >= count:
             raise ValueError(f"{what} has no partition {part}: it has 0 to {count - 1}")
-    return sorted(set(partitions or range(count)))
+    return sorted(set(chosen))
 
 
 def _check_directory(directory: Path, manifest: Manifest) -> None:

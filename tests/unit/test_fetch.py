@@ -51,7 +51,7 @@ def test_partitions_are_added_and_damage_is_mended(graph: Path, tmp_path: Path) 
     data = bytearray(damaged.read_bytes())
     data[-1] ^= 1
     damaged.write_bytes(data)
-    _fetch(graph, copy, "-p", 0, "-p", 1, "-p", 2)
+    _fetch(graph, copy, "-p", "0,1", "-p", 2)
     assert files_of(copy) == files_of(graph)
 
 
@@ -88,6 +88,9 @@ def test_wrong_bytes_at_the_source_are_refused(graph: Path, tmp_path: Path) -> N
 
 def test_mistakes_are_told_in_a_line(graph: Path, tmp_path: Path) -> None:
     assert "has no partition 3: it has 0 to 2" in _fetch(graph, tmp_path / "copy", "-p", 3, code=2)
+    assert "--partition must be a whole number, got 'x'" in _fetch(
+        graph, tmp_path / "copy", "-p", "x", code=2
+    )
     assert "no such file" in _fetch(tmp_path / "none", tmp_path / "copy", code=2).lower()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("")
