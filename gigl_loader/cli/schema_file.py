@@ -7,7 +7,7 @@ its reverse ``rev_f2p_COLUMN``.
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,10 +18,10 @@ import pyarrow as pa
 from gigl_loader.arrays import Array, first_true
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.folder import is_uri
-from gigl_loader.graph.schema import Column, EdgeType
+from gigl_loader.graph.schema import Column, EdgeType, NodeType
 from gigl_loader.partition.readers import TEXT, Kind, Table
 from gigl_loader.partition.readers.arrow_stream import ArrowStreamTable
-from gigl_loader.partition.sources import ColumnOptions, CsvFormat, open_files
+from gigl_loader.partition.sources import ColumnOptions, CsvFormat, Role, open_files
 from gigl_loader.tensors import STORAGE_DTYPES
 
 if TYPE_CHECKING:
@@ -58,13 +58,10 @@ class RelationalTable:
 
 def read_schema_file(path: Path) -> list[RelationalTable]:
     """Read the tables of a schema file. ``ValueError`` names what breaks a rule."""
-    import yaml
+    from gigl_server.config import read_yaml
 
-    try:
-        document = yaml.safe_load(path.read_bytes())
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())[:200]}") from None
-    entries = document.get("tables") if isinstance(document, dict) else None
+    document = read_yaml(path)
+    entries = document.get("tables")
     if not isinstance(entries, dict) or not entries or set(document) != {"tables"}:
         raise ValueError(f"{path} must have one entry, tables: a mapping from names to tables")
     tables = [_table(str(name), entry, path) for name, entry in entries.items()]
@@ -130,13 +127,15 @@ def with_schema(options: TableOptions, tables: list[RelationalTable]) -> TableOp
     return replace(options, **merged)
 
 
-def foreign_key_edges(tables: list[RelationalTable], csv: CsvFormat) -> dict[EdgeType, Table]:
+def foreign_key_edges(
+    tables: list[RelationalTable], csv_of: Callable[[NodeType, Role], CsvFormat]
+) -> dict[EdgeType, Table]:
     """Return a table of edges for each foreign key: from the row to the row that it refers to.
 
-    A row without a value in the column has no edge.
+    A row without a value in the column has no edge. ``csv_of`` returns the format of a table's CSV files.
     """
     return {
-        table.edge_type(column): _edges(table, column, csv)
+        table.edge_type(column): _edges(table, column, csv_of(table.name, "nodes"))
         for table in tables
         for column in table.foreign_keys
     }
@@ -163,7 +162,8 @@ def _type_of_ids(kind: Kind, what: str) -> Any:
         return pa.large_string()
     if isinstance(kind, Column) and not kind.shape and STORAGE_DTYPES[kind.dtype].kind in "iuf":
         return pa.int64()
-    raise ValueError(f"{what} holds {kind}: keys are integers or texts")
+    held = f"{kind.dtype} {list(kind.shape)}" if isinstance(kind, Column) else kind
+    raise ValueError(f"{what} holds {held}: keys are integers or texts")
 
 
 def _batches(table: Table, ends: Mapping[str, str], schema: Any) -> Iterator[Any]:

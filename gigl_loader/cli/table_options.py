@@ -134,7 +134,7 @@ def open_tables(options: TableOptions) -> GraphTables:
     ):
         for value in values:
             scoped.add(option, value, kind)
-    foreign_keys = foreign_key_edges(relational, scoped.csv)
+    foreign_keys = foreign_key_edges(relational, scoped.csv_of)
     seen: list[str] = []
     edge_tables = {key: _open(key, specs, "edges", scoped, seen) for key, specs in edges.items()}
     node_tables = {key: _node_table(key, specs, scoped, seen) for key, specs in nodes.items()}

@@ -81,6 +81,16 @@ def test_rows_become_nodes_and_foreign_keys_edges(folder: Path) -> None:
     assert batch["review"].n_id.tolist() == [0, 3]
 
 
+def test_files_without_a_header_have_keys(folder: Path) -> None:
+    (folder / "sales.csv").write_text("ann,10\nbob,20\n")
+    (folder / "graph.yaml").write_text(
+        _SCHEMA + "  sale: {files: sales.csv, foreign_keys: {buyer: user, what: product}}\n"
+    )
+    _partition(folder, "--csv-columns", "sale:buyer,what")
+    edges = DistDataset.open(folder / "graph").schema.edges
+    assert edges["sale", "f2p_buyer", "user"].count == edges["sale", "f2p_what", "product"].count == 2
+
+
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
