@@ -173,6 +173,35 @@ class StoreOptions:
         return {name: value for name, value in named.items() if value is not None}
 
 
+CachePolicy: TypeAlias = Literal["census", "degree", "none"]
+"""By what rows without a known next use are kept: how often batches wanted them, degrees, or neither."""
+
+CACHE_POLICIES: tuple[CachePolicy, ...] = ("census", "degree", "none")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureOptions:
+    """Memory that features may take on a host, and how it is used. They never change a batch."""
+
+    memory_bytes: int | None = None
+    """Bytes of memory of the host. ``None``: what is free, less what batches need."""
+    device_bytes: int | None = None
+    """Bytes of memory of the device for the rows that are wanted most. ``None``: none."""
+    window: int | None = None
+    """Batches whose rows are fetched together, at most. ``None``: as many as fit."""
+    cache_policy: CachePolicy = "census"
+
+    def __post_init__(self) -> None:
+        for name, value in (("feature_memory", self.memory_bytes), ("window", self.window)):
+            if value is not None:
+                whole_number(name, value, minimum=1)
+        if self.device_bytes is not None:
+            whole_number("feature_memory_device", self.device_bytes, minimum=1)
+        if self.cache_policy not in CACHE_POLICIES:
+            known = ", ".join(map(repr, CACHE_POLICIES))
+            raise ValueError(f"cache_policy must be one of {known}, got {self.cache_policy!r}")
+
+
 def check_verify(verify: object) -> Verify:
     """Return ``verify``, if it is one of the modes. ``ValueError`` lists them."""
     for mode in VERIFY_MODES:
