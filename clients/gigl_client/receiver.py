@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.reply_stream import ReplyStream
     from gigl_loader.sampling.frame_schema import FrameSchema
     from gigl_loader.sampling.frame_writer import Completion
+    from gigl_loader.sampling.store import FeatureSource
 
 Item = TypeVar("Item")
 
@@ -107,16 +108,18 @@ class Receiver:
         frame: FrameSchema,
         buffers: PrivateBuffers,
         completion: Completion | None,
+        features: FeatureSource | None,
         *,
         timeout_s: float,
     ) -> None:
-        """``frame`` is the schema of complete frames; ``completion`` adds deferred features to a frame.
+        """``frame`` is the schema of complete frames; ``completion`` adds deferred ``features`` to a frame.
 
         ``buffers`` hold frames that arrive over a network.
         """
         self._frame = frame
         self._buffers = buffers
         self._completion = completion
+        self._features = features
         self._fetch_s = min(_FETCH_S, max(timeout_s / 4, _SHORTEST_FETCH_S), timeout_s)
         self._lock = threading.Lock()
         self.wire_bytes = 0
@@ -224,10 +227,11 @@ class Receiver:
 
     def _completed(self, sent: InFlightRequest, memory: Bytes) -> Frame:
         assert self._completion is not None, "no channel without rows is opened where there are no rows"
+        assert self._features is not None
         deferred = _expected(sent, self._completion.parse(memory))
         layout = self._completion.layout(deferred)
         complete = self._buffers.lend(layout.nbytes)
-        self._completion.write(deferred, layout, complete)
+        self._completion.write(deferred, layout, complete, self._features)
         return Frame(complete, layout)
 
 

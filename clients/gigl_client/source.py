@@ -100,8 +100,10 @@ class RemoteSource:
         completion = None
         if defers:
             self._store = cluster.open_store(timeout_s=min(timeout_s, _ROWS_S), concurrency=FETCHERS)
-            completion = Completion(cluster.schema, plan, self._store)
-        self._receiver = Receiver(plan.frame(cluster.schema), self._buffers, completion, timeout_s=timeout_s)
+            completion = Completion(cluster.schema, plan)
+        self._receiver = Receiver(
+            plan.frame(cluster.schema), self._buffers, completion, self._store, timeout_s=timeout_s
+        )
         self._changed = threading.Condition(threading.RLock())
         self._in_flight = InFlight(schedule.num_batches, in_order=in_order)
         self._channels = ChannelPool(

@@ -253,14 +253,12 @@ class LocalPlaces(StoredPlaces):
 
 
 class Completion:
-    """Completes the frames of a plan that came with deferred features. Thread-safe where the source is."""
+    """Completes the frames of a plan that came with deferred features. Thread-safe."""
 
-    def __init__(self, schema: GraphSchema, plan: BatchPlan, features: FeatureSource) -> None:
-        """``features`` takes positions and slots as a partitioned store does."""
+    def __init__(self, schema: GraphSchema, plan: BatchPlan) -> None:
         self._schema = schema
         self._whole = plan.frame(schema)
         self._deferred = self._whole.with_deferred_features()
-        self._features = features
         self._kept = list(_names(self._whole))
 
     def parse(self, buffer: Bytes) -> Frame:
@@ -275,12 +273,20 @@ class Completion:
         """Return the layout of the complete frame of one that ``parse`` returned."""
         return self._whole.layout(self._deferred.counts(deferred.layout))
 
-    def write(self, deferred: Frame, layout: Layout, buffer: Bytes) -> None:
-        """Write the complete frame to the start of ``buffer``. Raises what the source of features raises."""
+    def places(self, deferred: Frame) -> dict[NodeType | EdgeType, Int64Array]:
+        """Return the places of the features of a frame that ``parse`` returned, by type."""
+        named = [(arrays.kind, arrays.deferred) for arrays, _ in self._places()]
+        return {kind: deferred.array(each.name) for kind, each in named if each is not None}
+
+    def write(self, deferred: Frame, layout: Layout, buffer: Bytes, features: FeatureSource) -> None:
+        """Write the complete frame to the start of ``buffer``. Raises what ``features`` raises.
+
+        ``features`` takes positions and slots as a partitioned store does.
+        """
         buffer[: len(layout.header)] = np.frombuffer(layout.header, np.uint8)
         for name in self._kept:
             np.copyto(layout.view(buffer, name), deferred.array(name))
-        self._features.gather(list(self._gather_requests(deferred, layout, buffer)))
+        features.gather(list(self._gather_requests(deferred, layout, buffer)))
 
     def _places(self) -> Iterator[tuple[TypeArrays, int]]:
         """Yield the arrays of each type, and the end of the places that its features have."""

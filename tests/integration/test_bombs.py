@@ -100,6 +100,8 @@ class Caller:
             with suppress(ConnectionError, OSError, ValueError):  # The caller has left.
                 while not self._ended.is_set():
                     call = self._sample(message)
+                    if self._ended.is_set():  # ``leave`` may not have seen this call.
+                        call.cancel()
                     try:
                         reply = call.result(600.0)
                     except Refused as refused:

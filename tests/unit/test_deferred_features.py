@@ -74,7 +74,7 @@ def test_a_completed_frame_has_the_bytes_of_a_whole_one(
     edge_dir = graph.graph.schema.edge_dir
     whole = _frame(plan.open(graph.graph), _request(count), edge_dir)
     with closing(_open(graph)) as store:
-        completion = Completion(graph.graph.schema, plan, store)
+        completion = Completion(graph.graph.schema, plan)
         samplers: list[BatchSampler] = [
             plan.open(graph.graph, deferred=True),
             plan.open(graph.graph, store, deferred=True),
@@ -83,7 +83,7 @@ def test_a_completed_frame_has_the_bytes_of_a_whole_one(
         assert skeletons[0].buffer.tobytes() == skeletons[1].buffer.tobytes()
         layout = completion.layout(skeletons[0])
         buffer = np.zeros(layout.nbytes, np.uint8)
-        completion.write(skeletons[0], layout, buffer)
+        completion.write(skeletons[0], layout, buffer, store)
     assert buffer.tobytes() == whole.buffer.tobytes()
 
 
@@ -109,26 +109,23 @@ def test_places_that_do_not_exist_are_refused(value: int) -> None:
     graph = store_graphs()[0]
     deferred = _frame(_plan().open(graph.graph, deferred=True), _request())
     deferred.array("node/item/position")[4] = value
-    with closing(_open(graph)) as store:
-        completion = Completion(graph.graph.schema, _plan(), store)
-        _refused(completion, deferred, "'node/item/position' leaves the 70")
+    completion = Completion(graph.graph.schema, _plan())
+    _refused(completion, deferred, "'node/item/position' leaves the 70")
 
 
 @pytest.mark.parametrize("other", [_plan(with_edge=False), _plan(node_columns={"item": ("x",)})])
 def test_a_frame_of_another_plan_is_refused(other: BatchPlan) -> None:
     graph = store_graphs()[0]
-    with closing(_open(graph)) as store:
-        completion = Completion(graph.graph.schema, _plan(), store)
-        deferred = _frame(other.open(graph.graph, deferred=True), _request())
-        _refused(completion, deferred, "is missing")
+    completion = Completion(graph.graph.schema, _plan())
+    deferred = _frame(other.open(graph.graph, deferred=True), _request())
+    _refused(completion, deferred, "is missing")
 
 
 def test_a_frame_of_other_types_is_refused() -> None:
     graph = store_graphs()[0]
-    with closing(_open(graph)) as store:
-        completion = Completion(graph.graph.schema, _plan(), store)
-        few = _plan(num_neighbors={EDGE_TYPES[0]: (3, 2)}, edge_columns={})
-        _refused(completion, _frame(few.open(graph.graph, deferred=True), _request()), "has types")
-        empty = np.frombuffer(Layout.plan({}, {"epoch": "0", "batch": "0"}).header, np.uint8)
-        with pytest.raises(FormatError, match="lacks seed_type"):
-            completion.parse(empty)
+    completion = Completion(graph.graph.schema, _plan())
+    few = _plan(num_neighbors={EDGE_TYPES[0]: (3, 2)}, edge_columns={})
+    _refused(completion, _frame(few.open(graph.graph, deferred=True), _request()), "has types")
+    empty = np.frombuffer(Layout.plan({}, {"epoch": "0", "batch": "0"}).header, np.uint8)
+    with pytest.raises(FormatError, match="lacks seed_type"):
+        completion.parse(empty)

@@ -178,7 +178,7 @@ def test_a_trainer_reads_no_other_bytes(data: bytes, said: int) -> None:
         request=SimpleNamespace(batch=0),
     )
     nothing: Any = None
-    receiver = Receiver(nothing, nothing, None, timeout_s=1)
+    receiver = Receiver(nothing, nothing, None, None, timeout_s=1)
     message = SampleReply(frame=True, nbytes=said).SerializeToString()
     payload = struct.pack("<I", len(message)) + message + data
     with Liar(reply_bytes(payload)) as liar:
