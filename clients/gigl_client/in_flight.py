@@ -53,6 +53,7 @@ class InFlightRequest:
             index=self.request.index.astype("<i8", copy=False).tobytes(),
             slot=0 if self.slot is None else self.slot + 1,
             inline_bytes=MAX_INLINE_BYTES,
+            number=self.request.number,
         )
         return bytes(message.SerializeToString())
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _LARGEST = 256
 _FDS_PER_MESSAGE = 128  # The kernel takes 253.
-_REQUEST = struct.Struct("<5Q")
+_REQUEST = struct.Struct("<6Q")
 _RESPONSE = struct.Struct("<13Q")
 _COUNT = struct.Struct("<Q")
 _FD = array("i")
@@ -48,6 +48,7 @@ class Request(NamedTuple):
     generation: int
     epoch: int
     batch: int
+    number: int
 
     def pack(self) -> bytes:
         return _REQUEST.pack(*self)

@@ -29,10 +29,10 @@ void BindBuildAdjacency(const Array<const int64_t>& targets, const Array<const i
 }
 
 HopDraw CheckedDraw(uint64_t key, uint32_t address, int hop, const DrawRule& rule, bool disjoint, const Times& times,
-                    const Times& starts, std::span<const int64_t> targets) {
+                    const Times& starts, std::span<const int64_t> targets, uint64_t number) {
   Require(address < (1u << 24), "an address has 24 bits");
   Require(hop >= 0 && hop < 254, "a hop lies in [0, 254)");
-  if (!rule.timed()) return {key, address, hop, rule, disjoint};
+  if (!rule.timed()) return {key, address, hop, rule, disjoint, {}, number};
   Require(disjoint && times, "a timed rule needs disjoint trees and their tree_times");
   const TreeSpans trees{SpanOf(times), SpanOf(starts)};
   RequireTimes(targets, trees, rule.window);
@@ -47,8 +47,8 @@ nb::object HandOverEither(NarrowOrWide&& buffer) {
 nb::tuple BindDrawHop(const Adjacency& adjacency, const NodeIds& node_ids, int64_t num_neighbors,
                       const Array<const int64_t>& targets, uint64_t key, uint32_t address, int hop, const DrawRule& rule,
                       bool with_edge_ids, bool with_slots, int64_t max_edges, bool disjoint, const NodeIds& neighbor_ids,
-                      const Times& tree_times, const Times& tree_starts, const Times& bounds) {
-  const HopDraw draw = CheckedDraw(key, address, hop, rule, disjoint, tree_times, tree_starts, Span(targets));
+                      const Times& tree_times, const Times& tree_starts, const Times& bounds, uint64_t number) {
+  const HopDraw draw = CheckedDraw(key, address, hop, rule, disjoint, tree_times, tree_starts, Span(targets), number);
   Require(SpanOf(bounds).size() == (rule.monotone ? targets.shape(0) : 0), "a monotone rule needs bounds, one for each target");
   Require(max_edges >= 0, "max_edges must not be negative");
   adjacency.RequireFit(rule);
@@ -106,11 +106,11 @@ void BindAdjacency(nb::module_& m) {
   nb::class_<DrawRule>(m, "DrawRule")
       .def("__init__",
            [](DrawRule* self, int32_t fanout, bool replace, bool weighted, bool labor, bool timed, bool last, bool window,
-              bool monotone) {
-             new (self) DrawRule(DrawRule::Of(fanout, replace, weighted, labor, timed, last, window, monotone));
+              bool monotone, int32_t batch_dependency) {
+             new (self) DrawRule(DrawRule::Of(fanout, replace, weighted, labor, timed, last, window, monotone, batch_dependency));
            },
            "fanout"_a, nb::kw_only(), "replace"_a = false, "weighted"_a = false, "labor"_a = false, "timed"_a = false,
-           "last"_a = false, "window"_a = false, "monotone"_a = false)
+           "last"_a = false, "window"_a = false, "monotone"_a = false, "batch_dependency"_a = 1)
       .def_ro("fanout", &DrawRule::fanout)
       .def_ro("replace", &DrawRule::replace)
       .def_prop_ro("weighted", &DrawRule::weighted)
@@ -118,7 +118,8 @@ void BindAdjacency(nb::module_& m) {
       .def_prop_ro("timed", &DrawRule::timed)
       .def_prop_ro("last", &DrawRule::last)
       .def_ro("window", &DrawRule::window)
-      .def_ro("monotone", &DrawRule::monotone);
+      .def_ro("monotone", &DrawRule::monotone)
+      .def_ro("batch_dependency", &DrawRule::batch_dependency);
 
   nb::class_<Adjacency>(m, "Adjacency")
       .def(nb::init<const Array<const int64_t>&, std::vector<Array<const int64_t>>, std::vector<AnyArray>, std::vector<AnyArray>,
@@ -140,7 +141,7 @@ void BindAdjacency(nb::module_& m) {
   m.def("draw_hop", &BindDrawHop, "adjacency"_a, "node_ids"_a.noconvert().none(), "num_neighbors"_a, "targets"_a.noconvert(),
         nb::kw_only(), "key"_a, "address"_a, "hop"_a, "rule"_a, "with_edge_ids"_a, "with_slots"_a, "max_edges"_a = INT64_MAX,
         "disjoint"_a = false, "neighbor_ids"_a.noconvert().none() = nb::none(), "tree_times"_a.noconvert().none() = nb::none(),
-        "tree_starts"_a.noconvert().none() = nb::none(), "bounds"_a.noconvert().none() = nb::none());
+        "tree_starts"_a.noconvert().none() = nb::none(), "bounds"_a.noconvert().none() = nb::none(), "number"_a = 0);
 }
 
 }  // namespace gigl

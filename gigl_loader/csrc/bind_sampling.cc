@@ -58,7 +58,7 @@ class BoundSampler : public BoundBatch {
   size_t ScratchBytes() const override { return sampler_->nbytes(); }
 
   void Sample(const std::vector<SeedArrays>& seeds, uint64_t key, int64_t max_edges, const Times& tree_times,
-              const Times& tree_starts) {
+              const Times& tree_starts, uint64_t number) {
     const std::vector<SeedGroup> groups = Groups(seeds, nodes_.size());
     RequireBound(max_edges);
     const TreeSpans trees{SpanOf(tree_times), SpanOf(tree_starts)};
@@ -66,7 +66,7 @@ class BoundSampler : public BoundBatch {
       for (const SeedGroup& group : groups) RequireTimes(group.seeds, trees, windows_);
     }
     ReleaseGil release;
-    sampler_->Sample(groups, key, max_edges, trees);
+    sampler_->Sample(groups, key, max_edges, trees, number);
   }
 
  protected:
@@ -261,7 +261,7 @@ void BindSampling(nb::module_& m) {
            "num_nodes"_a, "with_edge_ids"_a, "with_slots"_a, "disjoint"_a = false, "induced"_a = false)
       .def("sample", &BoundSampler::Sample, "seeds"_a.noconvert(), "key"_a,
            nb::kw_only(), "max_edges"_a = INT64_MAX, "tree_times"_a.noconvert().none() = nb::none(),
-           "tree_starts"_a.noconvert().none() = nb::none());
+           "tree_starts"_a.noconvert().none() = nb::none(), "number"_a = 0);
 
   nb::class_<BatchBuilder, BoundBatch>(m, "BatchBuilder")
       .def(nb::init<const std::vector<int>&, const std::vector<int>&, std::vector<NodeIds>, const std::vector<int64_t>&,

@@ -42,10 +42,11 @@ struct DrawRule {
   bool replace = false;   // with replacement; not of kLabor, kLast and kLastWeighted
   bool window = false;    // of timed kinds: no entry is earlier than the start of the target's tree
   bool monotone = false;  // of kTimed and kTimedWeighted: no entry is later than the one that led to the target
+  int32_t batch_dependency = 1;  // of kLabor: batches of an epoch for which a node keeps its random number
 
   // Throws std::invalid_argument where there is no such kind.
   static DrawRule Of(int32_t fanout, bool replace, bool weighted, bool labor, bool timed, bool last, bool window,
-                     bool monotone) {
+                     bool monotone, int32_t batch_dependency) {
     if (fanout < -1) throw std::invalid_argument("a fanout is -1, 0 or positive");
     if (labor && (replace || weighted || timed)) {
       throw std::invalid_argument("LABOR has no replacement, no weights and no times");
@@ -56,7 +57,10 @@ struct DrawRule {
     if ((window && !timed) || (monotone && (!timed || last))) {
       throw std::invalid_argument("windows, and entries that get no later, are those of a timed rule");
     }
-    if (labor) return {fanout, DrawKind::kLabor, replace};
+    if (batch_dependency < 1 || (batch_dependency > 1 && !labor)) {
+      throw std::invalid_argument("a batch_dependency is positive, and 1 but for LABOR");
+    }
+    if (labor) return {fanout, DrawKind::kLabor, replace, false, false, batch_dependency};
     if (last) return {fanout, weighted ? DrawKind::kLastWeighted : DrawKind::kLast, replace, window};
     if (timed) return {fanout, weighted ? DrawKind::kTimedWeighted : DrawKind::kTimed, replace, window, monotone};
     return {fanout, weighted ? DrawKind::kWeighted : DrawKind::kUniform, replace};
@@ -84,6 +88,7 @@ struct HopDraw {
   DrawRule rule;
   bool disjoint = false;  // draws depend on the trees of targets
   TreeSpans trees = {};
+  uint64_t number = 0;  // of the batch in its epoch, of rules with a batch_dependency: the key is then that of the epoch
 
   uint64_t place() const { return uint64_t{address} << 32 | static_cast<uint64_t>(hop) << 56; }
 };
@@ -214,6 +219,48 @@ class PickQueue : public Buffer<int64_t> {
   size_t next_ = 0;
 };
 
+// The random numbers r_t of the nodes t of one hop, by node id, over 2^64: a stream of splitmix64 at place t. With a
+// batch_dependency k, a node keeps its number for k batches, and each batch renews those of 1 / k of the nodes.
+class LaborWords {
+ public:
+  explicit LaborWords(const HopDraw& draw) : dependent_(draw.rule.batch_dependency > 1) {
+    if (!dependent_) {
+      now_ = Stream(draw, draw.key);
+      return;
+    }
+    const auto dependency = static_cast<uint64_t>(draw.rule.batch_dependency);
+    const uint64_t round = draw.number / dependency;
+    phases_ = Stream(draw, draw.key);
+    now_ = Stream(draw, RoundKey(draw.key, round));
+    next_ = Stream(draw, RoundKey(draw.key, round + 1));
+    renewed_ = CeilOver64(draw.number % dependency, dependency);
+  }
+
+  bool dependent() const { return dependent_; }
+  uint64_t OfBatch(int64_t id) const { return At(now_, id); }
+  uint64_t OfRound(int64_t id) const { return At(At(phases_, id) < renewed_ ? next_ : now_, id); }
+
+  // The least word that is not below part / whole. part < whole.
+  static uint64_t CeilOver64(uint64_t part, uint64_t whole) {
+    return static_cast<uint64_t>(((static_cast<uint128>(part) << 64) + whole - 1) / whole);
+  }
+
+ private:
+  static uint64_t Stream(const HopDraw& draw, uint64_t key) {
+    return Philox(key, draw.address, uint64_t{0xFE02} << 48 | static_cast<uint64_t>(draw.hop)).first;
+  }
+  static uint64_t RoundKey(uint64_t key, uint64_t round) { return Philox(key, round, uint64_t{0xFE05} << 48).first; }
+  static uint64_t At(uint64_t stream, int64_t id) {
+    return Mix(stream + (static_cast<uint64_t>(id) + 1) * 0x9E3779B97F4A7C15u);
+  }
+
+  bool dependent_;
+  uint64_t now_ = 0;
+  uint64_t next_ = 0;
+  uint64_t phases_ = 0;
+  uint64_t renewed_ = 0;  // nodes whose phase is below have the numbers of the next round
+};
+
 // LABOR-0 (Balin and Catalyurek, NeurIPS 2023): a neighbour t is taken from a list of degree d where r_t < k / d.
 // Each t has one r_t in a hop, whatever the target, so that targets take the same neighbours.
 class LaborPolicy {
@@ -222,9 +269,7 @@ class LaborPolicy {
   static constexpr int64_t kAhead = 4;
 
   LaborPolicy(const HopDraw& draw, const NeighborNodes& neighbors, bool wide, PickQueue& picks)
-      : draw_(draw), neighbors_(neighbors), wide_(wide),
-        key_(Philox(draw.key, draw.address, uint64_t{0xFE02} << 48 | static_cast<uint64_t>(draw.hop)).first),
-        picks_(picks) {}
+      : draw_(draw), neighbors_(neighbors), wide_(wide), words_(draw), picks_(picks) {}
 
   void Fetch(const ListView& list) const {
     const char* const entries = static_cast<const char*>(list.part->indices) + (list.first << (wide_ ? 3 : 2));
@@ -253,10 +298,16 @@ class LaborPolicy {
  private:
   bool TakesAll(const ListView& list) const { return draw_.rule.fanout < 0 || list.degree <= draw_.rule.fanout; }
 
-  // A chunk of the list at a time: whether an entry is taken is a coin toss, so that all take the same path.
   template <typename Index>
   void Choose(const Index* neighbors, int64_t degree) {
-    const uint64_t limit = Limit(degree);
+    if (words_.dependent()) return Choose(neighbors, degree, [this](int64_t id) { return words_.OfRound(id); });
+    Choose(neighbors, degree, [this](int64_t id) { return words_.OfBatch(id); });
+  }
+
+  // A chunk of the list at a time: whether an entry is taken is a coin toss, so that all take the same path.
+  template <typename Index, typename Word>
+  void Choose(const Index* neighbors, int64_t degree, Word word) {
+    const uint64_t limit = LaborWords::CeilOver64(static_cast<uint64_t>(draw_.rule.fanout), static_cast<uint64_t>(degree));
     for (int64_t begin = 0; begin < degree; begin += kChunk) {
       const int64_t end = std::min(begin + kChunk, degree);
       work_.Add(end - begin);
@@ -268,19 +319,10 @@ class LaborPolicy {
       for (int64_t i = begin; i < end; ++i) {
         const int64_t id = neighbors_.ids == nullptr ? neighbors[i] : neighbors_.ids[neighbors[i]];
         *next = i;
-        next += Word(id) < limit;
+        next += word(id) < limit;
       }
       picks_.Truncate(next - picks_.data());
     }
-  }
-
-  // r_t, over 2^64: the stream of splitmix64 at place t.
-  uint64_t Word(int64_t id) const { return Mix(key_ + (static_cast<uint64_t>(id) + 1) * 0x9E3779B97F4A7C15u); }
-
-  // The least word that is not below fanout / degree.
-  uint64_t Limit(int64_t degree) const {
-    const uint128 fanouts = static_cast<uint128>(draw_.rule.fanout) << 64;
-    return static_cast<uint64_t>((fanouts + degree - 1) / static_cast<uint128>(degree));
   }
 
   static constexpr int64_t kChunk = 1024;
@@ -288,7 +330,7 @@ class LaborPolicy {
   const HopDraw& draw_;
   const NeighborNodes neighbors_;
   const bool wide_;
-  const uint64_t key_;
+  const LaborWords words_;
   PickQueue& picks_;
   WorkCounter work_;
 };

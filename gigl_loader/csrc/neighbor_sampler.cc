@@ -157,10 +157,11 @@ NeighborSampler::NeighborSampler(const std::vector<NodeTypePlan>& node_types, st
   }
 }
 
-void NeighborSampler::Sample(std::span<const SeedGroup> seeds, uint64_t key, int64_t max_edges, TreeSpans trees) {
+void NeighborSampler::Sample(std::span<const SeedGroup> seeds, uint64_t key, int64_t max_edges, TreeSpans trees,
+                             uint64_t number) {
   batch_.Begin(seeds, max_edges, monotone_ ? trees.times : std::span<const int64_t>());
   for (int hop = 0; hop < num_hops_; ++hop) {
-    for (int edge_type = 0; edge_type < batch_.num_edge_types(); ++edge_type) Expand(edge_type, hop, key, trees);
+    for (int edge_type = 0; edge_type < batch_.num_edge_types(); ++edge_type) Expand(edge_type, hop, key, trees, number);
     batch_.EndHop();
   }
   if (!batch_.induced()) return;
@@ -195,12 +196,12 @@ void NeighborSampler::Induce(int edge_type) {
   edges.per_hop.push_back(static_cast<int64_t>(edges.rows.size()));
 }
 
-void NeighborSampler::Expand(int edge_type, int hop, uint64_t key, TreeSpans trees) {
+void NeighborSampler::Expand(int edge_type, int hop, uint64_t key, TreeSpans trees, uint64_t number) {
   const EdgeTypePlan& plan = plans_[edge_type];
   BatchEdges& edges = batch_.edges(edge_type);
   const BatchNodes& targets = batch_.nodes(plan.ends.target_type);
   BatchNodes& neighbors = batch_.nodes(plan.ends.neighbor_type);
-  const HopDraw draw{key, plan.address, hop, plan.rules[hop], batch_.disjoint(), trees};
+  const HopDraw draw{key, plan.address, hop, plan.rules[hop], batch_.disjoint(), trees, number};
   if (draw.rule.fanout == 0) {
     const int64_t num_targets = static_cast<int64_t>(targets.frontier().size());
     batch_.room().Take(0, num_targets);

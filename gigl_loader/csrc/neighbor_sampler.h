@@ -30,8 +30,9 @@ class NeighborSampler {
   // Throws std::out_of_range for a seed outside its type and std::runtime_error for adjacency
   // lists that point outside theirs (a damaged graph). Throws BatchTooLarge for a batch of more than
   // `max_edges` edges, before memory is taken for those beyond it.
-  // Timed rules need the times of every tree.
-  void Sample(std::span<const SeedGroup> seeds, uint64_t key, int64_t max_edges = INT64_MAX, TreeSpans trees = {});
+  // Timed rules need the times of every tree; rules with a batch_dependency the number of the batch, and the key of its epoch.
+  void Sample(std::span<const SeedGroup> seeds, uint64_t key, int64_t max_edges = INT64_MAX, TreeSpans trees = {},
+              uint64_t number = 0);
 
   // The batch sampled last.
   const Batch& batch() const { return batch_; }
@@ -41,7 +42,7 @@ class NeighborSampler {
   size_t nbytes() const { return batch_.nbytes() + scratch_.nbytes(); }
 
  private:
-  void Expand(int edge_type, int hop, uint64_t key, TreeSpans trees);
+  void Expand(int edge_type, int hop, uint64_t key, TreeSpans trees, uint64_t number);
 
   // Adds all edges of a type among the nodes of the batch, unless its fanouts are all 0.
   void Induce(int edge_type);

@@ -180,6 +180,7 @@ def draw_hop(
     tree_times: Int64Array | None = None,
     tree_starts: Int64Array | None = None,
     bounds: Int64Array | None = None,
+    number: int = 0,
 ) -> tuple[
     npt.NDArray[np.int32], npt.NDArray[Any], npt.NDArray[Any] | None, Int64Array | None, Int64Array | None
 ]:
@@ -190,7 +191,8 @@ def draw_hop(
     [E], counted through all parts; of a monotone rule, which needs the ``bounds`` of the targets [T], the
     times of the edges [E]. Timed rules need ``tree_times``, those with a window also ``tree_starts``, by
     number of the tree. ``node_ids`` maps positions of targets to node ids, ``None`` for
-    the identity; neighbours are below ``num_neighbors``, and LABOR needs their ``neighbor_ids``.
+    the identity; neighbours are below ``num_neighbors``, and LABOR needs their ``neighbor_ids``, with a
+    ``batch_dependency`` also the ``number`` of the batch, and the key of its epoch.
     ``ValueError`` for a target outside the adjacency, ``RuntimeError`` for damaged lists,
     ``BatchTooLarge`` for more than ``max_edges`` neighbours, before they are drawn.
     """
@@ -285,6 +287,7 @@ class DrawRule:
         last: bool = False,
         window: bool = False,
         monotone: bool = False,
+        batch_dependency: int = 1,
     ) -> None: ...
     @property
     def fanout(self) -> int: ...
@@ -308,6 +311,9 @@ class DrawRule:
     @property
     def monotone(self) -> bool:
         """Only neighbours that are not later than the bound of the target."""
+    @property
+    def batch_dependency(self) -> int:
+        """Of LABOR: batches for which a node keeps its random number."""
 
 class Adjacency:
     """One edge type, all the partitions on this host. Keeps the arrays it is given alive.
@@ -409,11 +415,13 @@ class NeighborSampler(Batch):
         max_edges: int = ...,
         tree_times: Int64Array | None = None,
         tree_starts: Int64Array | None = None,
+        number: int = 0,
     ) -> None:
         """Sample around these positions by node type (duplicates collapse). Results stay until the next call.
 
         ``BatchTooLarge`` for more than ``max_edges`` edges over all hops and types. The expanded nodes,
-        each once per edge type, are bounded by ``max_edges`` and another 2**20.
+        each once per edge type, are bounded by ``max_edges`` and another 2**20. Rules with a
+        ``batch_dependency`` need the ``number`` of the batch, and the key of its epoch.
         """
 
 class BatchBuilder(Batch):

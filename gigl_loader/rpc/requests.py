@@ -113,6 +113,7 @@ def encode(envelope: Envelope, request: PartitionRequest, schema: GraphSchema) -
             "flags": _as_json(_flags(request)),
             **({} if request.rule.weight is None else {"weight": request.rule.weight}),
             **({} if request.rule.time is None else {"time": request.rule.time}),
+            **_dependency(request),
         }
         targets = narrowed((request.targets & POSITION_MASK) - first)
         trees = {"trees": narrowed(request.targets >> TREE_SHIFT)} if request.disjoint else {}
@@ -221,6 +222,11 @@ def _flags(request: NeighborRequest) -> tuple[str, ...]:
     return tuple(name for name in _FLAGS if getattr(request.rule if name in _RULE else request, name))
 
 
+def _dependency(request: NeighborRequest) -> dict[str, str]:
+    dependency = request.rule.batch_dependency
+    return {} if dependency == 1 else {"batch_dependency": str(dependency), "number": str(request.number)}
+
+
 def _neighbors(fields: RequestReader, schema: GraphSchema, partition: int, _: object) -> NeighborRequest:
     edge_type = _edge_type(fields.json("edge_type"), schema, schema.lists)
     bounds = schema.nodes[schema.target_type(edge_type)].bounds
@@ -234,6 +240,7 @@ def _neighbors(fields: RequestReader, schema: GraphSchema, partition: int, _: ob
         span = (0, schema.nodes[edge_type[0]].count)
     targets = _in_trees(fields, fields.rows(*span)) if "disjoint" in flags else fields.rows(*span)
     time = _time(fields, schema, edge_type)
+    dependent = fields.has("batch_dependency")
     return NeighborRequest(
         edge_type=edge_type,
         targets=targets,
@@ -243,6 +250,7 @@ def _neighbors(fields: RequestReader, schema: GraphSchema, partition: int, _: ob
             fanout=fields.number("fanout", -1, 2**31),
             weight=_weight(fields, schema, edge_type),
             time=time,
+            batch_dependency=fields.number("batch_dependency", 2, 2**31) if dependent else 1,
             **{name: name in flags for name in _RULE},
         ),
         with_edge_ids="with_edge_ids" in flags,
@@ -252,6 +260,7 @@ def _neighbors(fields: RequestReader, schema: GraphSchema, partition: int, _: ob
         tree_starts=_tree_times(fields, "tree_starts", targets, flags) if "window" in flags else None,
         bounds=_bounds(fields, targets) if "monotone" in flags else None,
         outward="outward" in flags,
+        number=fields.number("number", 0, 2**63) if dependent else 0,
     )
 
 

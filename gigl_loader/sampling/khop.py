@@ -12,7 +12,7 @@ from gigl_loader.graph.schema import Column, type_name
 from gigl_loader.graph.times import TimeWindow, check_window, read_window
 from gigl_loader.options import by_edge_type, whole_number
 from gigl_loader.sampling.frame_schema import FrameArray, FrameSchema
-from gigl_loader.sampling.store import DrawRule
+from gigl_loader.sampling.store import DrawRule, check_batch_dependency
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -54,6 +54,8 @@ class KHop:
     """Each entry comes with the time at which the window of its tree begins."""
     labor: bool = False
     """LABOR-0 (Balin and Catalyurek 2023): all nodes of a hop have the same chances of their neighbours."""
+    batch_dependency: int = 1
+    """Of LABOR: batches of an epoch for which a node keeps its random number."""
     subgraph_type: str = "directional"
     """``"induced"``: all edges among the nodes in place of the drawn ones. ``"bidirectional"``: the drawn
     edges and their reverses, one edge for each pair of nodes."""
@@ -71,6 +73,7 @@ class KHop:
         for name in ("replace", "weight_attr", "time_attr", "disjoint"):
             if self.labor and getattr(self, name):
                 raise ValueError(f"LABOR draws neighbours for all nodes together: leave {name} out")
+        check_batch_dependency(self.batch_dependency, labor=self.labor)
         self._check_times()
         hops = {len(fanouts) for fanouts in self.num_neighbors.values()}
         if len(hops) > 1:
@@ -140,6 +143,7 @@ class KHop:
             time_window=None
             if (window := fields.take("time_window", None)) is None
             else check_window(window),
+            batch_dependency=fields.whole("batch_dependency", 1),
             subgraph_type=fields.text("subgraph_type", "directional"),
             **of_plan,
         )._checked(fields.schema)
@@ -226,6 +230,7 @@ class KHop:
             last=self.last and time is not None,
             window=(self.time_window is not None or self.with_starts) and time is not None,
             monotone=self.monotone and time is not None,
+            batch_dependency=self.batch_dependency,
         )
 
 

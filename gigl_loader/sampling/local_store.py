@@ -52,6 +52,7 @@ class LocalStore:
                 address=lists.address,
                 hop=ask.hop,
                 rule=ask.rule.native,
+                number=ask.number,
                 with_edge_ids=ask.with_edge_ids,
                 with_slots=ask.with_slots,
                 max_edges=ask.max_edges,

@@ -50,6 +50,8 @@ class LocalSampler:
         graph = context.graph
         self.bounds = context.bounds or BatchBounds.of_machine()
         self._seeder = seeder
+        self._hops = hops
+        self._run_seed = context.plan.run_seed
         self._writer = writer = FrameWriter(context, None)
         self._past = _Past(graph.schema, writer, hops)
         self.costs = writer.costs
@@ -86,8 +88,9 @@ class LocalSampler:
         with self.costs.sampling():
             seeds = self._seeder.seeds(request, self.bounds)
             try:
+                key, number = _place(request, seeds.key, self._hops, self._run_seed)
                 self._native.sample(
-                    seeds.groups, seeds.key, max_edges=self.bounds.edges, **_tree_times(seeds)
+                    seeds.groups, key, number=number, max_edges=self.bounds.edges, **_tree_times(seeds)
                 )
                 seeds = self._past.counted(self._native, seeds, len(request))
                 sampled = self._writer.sampled(self._native, request, seeds)
@@ -110,6 +113,7 @@ class DistributedSampler:
         self._writer = writer = FrameWriter(context, store)
         self.costs = writer.costs
         self._hops = hops
+        self._run_seed = context.plan.run_seed
         self._schema = context.graph.schema
         self._past = _Past(self._schema, writer, hops)
         self._builder = BatchBuilder(
@@ -132,9 +136,10 @@ class DistributedSampler:
             seeds = self._seeder.seeds(request, self.bounds)
             times = seeds.times.last if seeds.times is not None and self._hops.monotone else None
             self._builder.begin(seeds.groups, max_edges=self.bounds.edges, tree_times=times)
+            key, number = _place(request, seeds.key, self._hops, self._run_seed)
             try:
                 for hop in range(self._hops.num_hops):
-                    self._expand(hop, seeds)
+                    self._expand(hop, seeds, key, number)
                 if self._hops.induced:
                     self._induce()
                 seeds = self._past.counted(self._builder, seeds, len(request))
@@ -144,7 +149,7 @@ class DistributedSampler:
         self.bounds.check_frame(sampled.layout.nbytes, len(request))
         return sampled
 
-    def _expand(self, hop: int, seeds: BatchSeeds) -> None:
+    def _expand(self, hop: int, seeds: BatchSeeds, key: int, number: int) -> None:
         """Add one hop. The frontier is fixed, so the requests of all edge types are sent at once."""
         writer, hops = self._writer, self._hops
         rules = [hops.rule(self._schema, edge_type, hop) for edge_type in writer.edge_types]
@@ -154,7 +159,8 @@ class DistributedSampler:
                 index: partial(
                     NeighborRequest,
                     edge_type=writer.edge_types[index],
-                    key=seeds.key,
+                    key=key,
+                    number=number,
                     hop=hop,
                     rule=rule,
                     with_edge_ids=kept and hops.with_edge,
@@ -252,6 +258,13 @@ class _Past:
             sum(batch.edges_per_hop(each)) for each in self._timed
         )
         return replace(seeds, counters={**seeds.counters, SEEDS_WITHOUT_PAST: num_entries * has_none})
+
+
+def _place(request: BatchRequest, key: int, hops: KHop, run_seed: int) -> tuple[int, int]:
+    """Return key and number under which the neighbours of a batch are drawn. ``key``: of the batch."""
+    if hops.batch_dependency == 1:
+        return key, 0
+    return request.epoch_key(run_seed), request.number
 
 
 def _tree_times(seeds: BatchSeeds, rule: DrawRule | None = None) -> dict[str, Any]:

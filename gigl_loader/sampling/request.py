@@ -64,6 +64,8 @@ class BatchRequest:
     """Place of each entry in the user's input, int64 [B]. All draws of the batch depend on it."""
     inputs: Mapping[str, Array]
     """By name, the columns that the plan lists, [B] or [B, width]. Nodes are positions, and may repeat."""
+    number: int = 0
+    """Number of the batch among those of all ranks: that which one rank alone would give it."""
 
     def __len__(self) -> int:
         """Number of entries."""
@@ -79,6 +81,10 @@ class BatchRequest:
         ``node_ids``: int64 [B] for each column of nodes, in the order of the plan.
         """
         return batch_key(run_seed, self.epoch, np.concatenate([self.index, *node_ids]))
+
+    def epoch_key(self, run_seed: int) -> int:
+        """Return the key of draws that depend on the number of the batch, and not on its entries."""
+        return batch_key(run_seed, self.epoch, np.empty(0, np.int64))
 
     def input_bytes(self) -> bytes:
         """Return the columns one after the other, little-endian, in the order of the plan."""
@@ -96,6 +102,7 @@ class BatchRequest:
         index: bytes | Bytes,
         inputs: bytes | Bytes,
         columns: Sequence[InputColumn],
+        number: int,
     ) -> BatchRequest:
         """Return a request whose arrays alias ``index`` and ``inputs`` (:meth:`input_bytes`).
 
@@ -116,7 +123,7 @@ class BatchRequest:
             begin += array.nbytes
             array = array if array.flags.aligned else array.copy()
             arrays[column.name] = array if column.width == 1 else array.reshape(count, column.width)
-        return cls(epoch, batch, np.frombuffer(index, "<i8"), arrays)
+        return cls(epoch, batch, np.frombuffer(index, "<i8"), arrays, number)
 
 
 def entry_bytes(columns: Sequence[InputColumn]) -> int:

@@ -6,7 +6,7 @@ decided where the batch is sampled, at that moment. The frame has their ids.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -119,7 +119,7 @@ class SeedDraw:
         np.minimum(chosen, np.searchsorted(sums, total), out=chosen)
         index = chosen if self._places is None else self._places[chosen]
         inputs = {SEED: self._positions[chosen], **{name: each[chosen] for name, each in self._times.items()}}
-        return BatchRequest(asked.epoch, asked.batch, index, inputs)
+        return BatchRequest(asked.epoch, asked.batch, index, inputs, asked.number)
 
     def _complaint(self, weights: Float64Array) -> str:
         wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
@@ -248,12 +248,13 @@ class Schedule:
             if self.shuffle
             else np.arange(places.start, places.stop, dtype=np.int64)
         )
-        return self.request_of(index, epoch, batch)
+        number = batch * self.shard.world_size + self.shard.rank
+        return replace(self.request_of(index, epoch), batch=batch, number=number)
 
-    def request_of(self, index: Int64Array, epoch: int, batch: int = 0) -> BatchRequest:
+    def request_of(self, index: Int64Array, epoch: int) -> BatchRequest:
         """Return a request for the entries ``index``, int64 [B], each in ``[0, num_entries)``."""
         inputs = {name: column[index] for name, column in self.inputs.items()}
-        return BatchRequest(epoch, batch, index if self.places is None else self.places[index], inputs)
+        return BatchRequest(epoch, 0, index if self.places is None else self.places[index], inputs)
 
     @property
     def _remaining(self) -> int:

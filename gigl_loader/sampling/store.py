@@ -30,6 +30,14 @@ SLOT_BITS = 40
 by ``p << SLOT_BITS``, so a partition need not know the edges of another. ``csrc/stitch.h`` has it, too."""
 
 
+def check_batch_dependency(value: int, *, labor: bool) -> None:
+    """Raise ``ValueError`` unless draws, by LABOR or not, may have this ``batch_dependency``."""
+    if value != 1 and not labor:
+        raise ValueError("only LABOR has a batch_dependency")
+    if not 1 <= value < 2**31:
+        raise ValueError(f"batch_dependency must lie in [1, 2**31), got {value}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawRule:
     """How the neighbours of a target are drawn. Its C++ side is in ``csrc/draw_policy.h``."""
@@ -49,10 +57,13 @@ class DrawRule:
     """Neighbours earlier than the start of the target's tree are not drawn either."""
     monotone: bool = False
     """Neighbours later than the target's bound, the time of the edge that led to it, are not drawn."""
+    batch_dependency: int = 1
+    """Of LABOR: batches of an epoch for which a node keeps its random number."""
 
     def __post_init__(self) -> None:
         if self.labor and (self.replace or self.weight is not None or self.time is not None):
             raise ValueError("LABOR has no replacement, no weights and no times")
+        check_batch_dependency(self.batch_dependency, labor=self.labor)
         if self.last and (self.replace or self.time is None):
             raise ValueError("the last neighbours are drawn by time, without replacement")
         if self.time is None and (self.window or self.monotone):
@@ -80,6 +91,7 @@ class DrawRule:
             last=self.last,
             window=self.window,
             monotone=self.monotone,
+            batch_dependency=self.batch_dependency,
         )
 
 
@@ -91,7 +103,8 @@ class NeighborRequest:
     targets: Int64Array
     """Positions [T]; where draws are ``disjoint``, with their trees."""
     key: int
-    """Of the batch: with hop, edge type and node id it addresses every draw."""
+    """Of the batch: with hop, edge type and node id it addresses every draw. Of rules with a
+    ``batch_dependency``, that of the epoch, to which the ``number`` belongs."""
     hop: int
     rule: DrawRule
     with_edge_ids: bool
@@ -109,6 +122,8 @@ class NeighborRequest:
     outward: bool = False
     """In a graph whose lists hold in-edges, request the out-edges of the targets that lie in this partition.
     Targets are any nodes of the edge type's source. All edges are taken: the fanout is -1."""
+    number: int = 0
+    """Of the batch in its epoch, where the rule has a ``batch_dependency``."""
 
     def part(self, begin: int, end: int) -> NeighborRequest:
         """Return the request for the targets ``[begin, end)`` of this one."""

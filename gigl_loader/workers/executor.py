@@ -129,6 +129,7 @@ class Executor:
             index=entries[:index_bytes],
             inputs=entries[index_bytes:],
             columns=self._inputs,
+            number=request.number,
         )
 
     def _place(self, sampled: SampledBatch) -> tuple[int, int | None]:

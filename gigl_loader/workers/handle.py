@@ -162,7 +162,7 @@ class WorkerHandle:
         # The entries first: the worker reads the slot as soon as it has the message.
         self._ring.request_slot(request_slot)[: len(entries)] = entries
         message = self._open[request_slot] = Request(
-            request_slot, len(request), self._generation, request.epoch, request.batch
+            request_slot, len(request), self._generation, request.epoch, request.batch, request.number
         )
         with suppress(BrokenPipeError, ConnectionResetError):
             self.incarnation.link.send(message.pack())

@@ -57,6 +57,8 @@ class Kind:
     """Of edges, whose links are the input."""
     alone: dict[str, Any] = field(default_factory=dict)
     """What a batch by itself is told of its entries: by ``input_id``."""
+    numbered: bool = False
+    """Draws depend on the number of the batch, which is 0 for a batch by itself."""
 
     def input(self, *, hetero: bool) -> Any:
         """Return the input of the loader."""
@@ -276,6 +278,13 @@ KINDS = {
         DistLinkNeighborLoader,
     ),
     "labor": Kind([4, 3], {"sampler_options": LaborSamplerOptions()}, {}, "labor is"),
+    "dependent batches": Kind(
+        [4, 3],
+        {"sampler_options": LaborSamplerOptions(batch_dependency=3)},
+        {"sampler_options": LaborSamplerOptions()},
+        "batch_dependency is None here, 3 in the state",
+        numbered=True,
+    ),
     "induced": Kind(
         [4, 3], {"subgraph_type": "induced", "weight_attr": "w"}, {"weight_attr": "w"}, "subgraph_type is"
     ),
@@ -466,12 +475,13 @@ def test_an_epoch_goes_on_where_it_was_left(stored: Stored, kind: Kind, expected
 
 
 def test_one_batch_by_itself_is_the_same_everywhere(stored: Stored, kind: Kind, expected: list[Any]) -> None:
-    entries, given = kind.entries(expected[1], hetero=stored.hetero)
+    batch = expected[0 if kind.numbered else 1]
+    entries, given = kind.entries(batch, hetero=stored.hetero)
     with RemoteDistDataset.connect(stored.address, timeout=60) as remote:
         for dataset in (stored.dataset, remote):
             with _loader(dataset, stored, kind, num_workers=0) as loader:
                 alone = {name: values[given.input_id] for name, values in kind.alone.items()}
-                check_same([loader(given.input_id)], expected[1:2])
+                check_same([loader(given.input_id)], [batch])
                 _, place = kind.entries(loader.sample(entries, epoch=0, **alone), hetero=stored.hetero)
             assert place.input_id.tolist() == list(range(len(given.input_id)))
 

@@ -88,12 +88,43 @@ def pick(
     return picks
 
 
-def pick_labor(key: int, hop: int, edge_type: int, *, neighbors: Sequence[int], fanout: int) -> list[int]:
+def labor_word(key: int, hop: int, edge_type: int, node: int) -> int:
+    return mix(philox(key, edge_type, 0xFE02 << 48 | hop)[0] + (node + 1) * _GOLDEN)
+
+
+def round_key(epoch_key: int, number: int) -> int:
+    return philox(epoch_key, number, 0xFE05 << 48)[0]
+
+
+@dataclass(frozen=True)
+class Dependency:
+    """Batches for which a node keeps its number, with the place of a batch among them."""
+
+    batches: int
+    epoch_key: int
+    number: int
+
+    def key(self, hop: int, edge_type: int, node: int) -> int:
+        """Key under which LABOR draws the number of a node."""
+        phase = labor_word(self.epoch_key, hop, edge_type, node) * self.batches >> 64
+        renewed = phase < self.number % self.batches
+        return round_key(self.epoch_key, self.number // self.batches + renewed)
+
+
+def pick_labor(
+    key: int,
+    hop: int,
+    edge_type: int,
+    *,
+    neighbors: Sequence[int],
+    fanout: int,
+    dependency: Dependency | None = None,
+) -> list[int]:
     """Places in an adjacency list of these nodes that LABOR takes."""
     if fanout < 0 or len(neighbors) <= fanout:
         return list(range(len(neighbors)))
-    labor_key = philox(key, edge_type, 0xFE02 << 48 | hop)[0]
-    words = [mix(labor_key + (node + 1) * _GOLDEN) for node in neighbors]
+    keys = [key if dependency is None else dependency.key(hop, edge_type, node) for node in neighbors]
+    words = [labor_word(each, hop, edge_type, node) for each, node in zip(keys, neighbors, strict=True)]
     return [place for place, word in enumerate(words) if word * len(neighbors) >> 64 < fanout]
 
 
@@ -352,6 +383,7 @@ def sample(
     edge_dir: str = "in",
     replace: bool = False,
     labor: bool = False,
+    dependency: Dependency | None = None,
     weights: Mapping[EdgeType, Mapping[int, float]] | None = None,
     times: Mapping[EdgeType, Mapping[int, int]] | None = None,
     tree_times: Sequence[int] = (),
@@ -411,6 +443,7 @@ def sample(
                     fanout=fanout,
                     replace=replace,
                     labor=labor,
+                    dependency=dependency,
                     weights=None if weights is None else weights.get(edge_type),
                     times=of_edges,
                     bound=bound,
@@ -434,6 +467,7 @@ def _places(
     fanout: int,
     replace: bool,
     labor: bool,
+    dependency: Dependency | None,
     weights: Mapping[int, float] | None,
     times: Mapping[int, int] | None,
     bound: int,
@@ -443,7 +477,8 @@ def _places(
     """Places in the list of a node's neighbours that a hop takes."""
     weighed = None if weights is None else [weights[edge_id] for _, edge_id in neighbors]
     if labor:
-        return pick_labor(*at[:3], neighbors=[neighbor for neighbor, _ in neighbors], fanout=fanout)
+        nodes = [neighbor for neighbor, _ in neighbors]
+        return pick_labor(*at[:3], neighbors=nodes, fanout=fanout, dependency=dependency)
     if times is not None:
         listed = [times[edge_id] for _, edge_id in neighbors]
         return pick_in_time(

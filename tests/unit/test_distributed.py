@@ -59,6 +59,7 @@ KNOWN_ASSIGNERS: dict[str, Assigner | GraphAssigner] = {
     Lopsided.name: Lopsided(),
 }
 EDGE_TYPES = [("item", "similar", "item"), ("user", "likes", "item"), ("user", "trusts", "user")]
+NUMBER = 10
 
 
 @functools.cache
@@ -112,7 +113,7 @@ def _frame(sampler: BatchSampler, request: BatchRequest) -> tuple[Layout, npt.ND
 
 def _request(graph: Graph, node_type: str, seed_ids: list[int]) -> BatchRequest:
     seeds = graph.positions(node_type, np.array(seed_ids, np.int64))
-    return seed_request(3, 1, seeds, np.arange(7, 7 + len(seeds)))
+    return replace(seed_request(3, 1, seeds, np.arange(7, 7 + len(seeds))), number=NUMBER)
 
 
 def _plan(seed_type: str, fanouts: dict[Any, tuple[int, ...]], **options: Any) -> BatchPlan:
@@ -125,8 +126,10 @@ def _plan(seed_type: str, fanouts: dict[Any, tuple[int, ...]], **options: Any) -
 
 
 _VARIANTS = [
-    {"replace": replace, "disjoint": disjoint, "labor": labor, "subgraph_type": subgraph_type}
-    for replace, disjoint, labor in product([False, True], repeat=3)
+    {"replace": replace, "disjoint": disjoint, "labor": labor > 0, "subgraph_type": subgraph_type}
+    | {"batch_dependency": max(labor, 1)}
+    for replace, disjoint in product([False, True], repeat=2)
+    for labor in (0, 1, 4)
     for subgraph_type in ("directional", "induced")
     if not labor or not (replace or disjoint)
     if not disjoint or subgraph_type == "directional"
@@ -167,6 +170,7 @@ def test_any_partitioning_gives_the_bytes_of_one_partition(case: dict[str, Any])
         replace=case["replace"],
         disjoint=case["disjoint"],
         labor=case["labor"],
+        batch_dependency=case["batch_dependency"],
         subgraph_type=case["subgraph_type"],
         with_edge=case["with_edge"],
         **columns,
@@ -194,6 +198,9 @@ def _check_oracle(
         edge_dir=case["edge_dir"],
         replace=case["replace"],
         labor=case["labor"],
+        dependency=None
+        if case["batch_dependency"] == 1
+        else oracle.Dependency(case["batch_dependency"], oracle.batch_key(plan.run_seed, 3, []), NUMBER),
         trees=[range(len(seeds))] if case["disjoint"] else None,
     )
     if case["subgraph_type"] == "induced":

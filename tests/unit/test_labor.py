@@ -43,6 +43,42 @@ def test_nodes_of_a_hop_take_the_same_neighbours_and_get_their_fanout_on_average
     assert (chances - 0.1).abs().max() < 5 * (0.1 * 0.9 / epochs) ** 0.5
 
 
+@pytest.mark.parametrize("dependency", [2, 5, 64])
+def test_batches_that_depend_on_each_other_share_neighbours_and_each_has_its_chances(dependency: int) -> None:
+    leaves, batches, epochs, chance = 100, 12, 150, 0.1
+    dataset = DistDataset.from_pyg(star(leaves, batches))
+    options = {**PLAIN, "sampler_options": LaborSamplerOptions(batch_dependency=dependency)}
+    taken = torch.zeros(epochs, batches, leaves)
+    with DistNeighborLoader(dataset, [10], torch.arange(batches), **options) as loader:
+        for epoch in range(epochs):
+            for number, batch in enumerate(loader):
+                taken[epoch, number, batch.n_id[1:] - batches] = 1
+    deviation = (chance * (1 - chance) / epochs) ** 0.5
+    assert (taken.mean(0) - chance).abs().max() < 5 * deviation, "in a batch of any number"
+    sizes = taken.sum(-1)
+    assert abs(sizes.var(0).mean() / (leaves * chance * (1 - chance)) - 1) < 0.2, "leaves are independent"
+    for apart in (1, 3, 7):
+        both = (taken[:, apart:] * taken[:, :-apart]).sum() / taken[:, apart:].sum()
+        kept = max(0, 1 - apart / dependency)
+        assert abs(both - (kept + (1 - kept) * chance)) < 0.03
+
+
+def test_epochs_depend_on_no_other_and_numbers_are_checked() -> None:
+    dataset = DistDataset.from_pyg(star(1000, 1))
+    options = {**PLAIN, "sampler_options": LaborSamplerOptions(batch_dependency=1 << 30)}
+    with DistNeighborLoader(dataset, [100], torch.zeros(3, dtype=torch.int64), **options) as loader:
+        first, second = ([batch.n_id.tolist() for batch in loader] for _ in range(2))
+    assert first == [first[0]] * 3
+    assert len(set(first[0]) & set(second[0])) < 40
+    with pytest.raises(ValueError, match="batch_dependency must be at least 1, got 0"):
+        LaborSamplerOptions(batch_dependency=0)
+    with pytest.raises(TypeError, match="batch_dependency must be a whole number"):
+        LaborSamplerOptions(batch_dependency=1.5)  # type: ignore[arg-type]
+    too_large = {**PLAIN, "sampler_options": LaborSamplerOptions(batch_dependency=1 << 31)}
+    with pytest.raises(ValueError, match=r"batch_dependency must lie in \[1, 2\*\*31\), got 2147483648"):
+        DistNeighborLoader(dataset, [3], **too_large)
+
+
 def test_batches_have_fewer_nodes() -> None:
     random = torch.Generator().manual_seed(0)
     edge_index = torch.randint(0, 400, (2, 20_000), generator=random)

@@ -26,7 +26,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 def test_messages_keep_their_boundaries(pair: tuple[socket.socket, socket.socket]) -> None:
     near, far = pair
-    asks = [Request(request_slot, 10, 1, 2, 2**40 + request_slot) for request_slot in range(5)]
+    asks = [Request(request_slot, 10, 1, 2, 2**40 + request_slot, 3) for request_slot in range(5)]
     for ask in asks:
         near.send(ask.pack())
     assert [Request.unpack(receive(far)[0]) for _ in asks] == asks

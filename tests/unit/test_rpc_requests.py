@@ -79,6 +79,7 @@ MONOTONE = replace(
     bounds=np.array([-(2**63), 5, 2**63 - 1]),
 )
 LABOR = replace(ASK, rule=DrawRule(fanout=3, labor=True))
+DEPENDENT = replace(LABOR, rule=replace(LABOR.rule, batch_dependency=2**31 - 1), number=2**63 - 1)
 ROWS = FeatureRequest(kind="item", columns=("y", "x"), rows=np.array([9, 6]))
 EDGE_ROWS = FeatureRequest(kind=LIKES, columns=("w",), rows=np.array([0, 29]))
 EDGES = EdgeRequest(edge_type=LIKES, targets=np.array([6, 9]), neighbors=np.array([8, 0]))
@@ -143,7 +144,7 @@ def same(left: object, right: object) -> bool:
 @pytest.mark.parametrize(
     "request_",
     [
-        *(ASK, DISJOINT, TIMED, MONOTONE, LABOR, INDUCED, ROWS, EDGE_ROWS, EDGES, LIST),
+        *(ASK, DISJOINT, TIMED, MONOTONE, LABOR, DEPENDENT, INDUCED, ROWS, EDGE_ROWS, EDGES, LIST),
         SplitRequest(node_type="item", split="train"),
     ],
     ids=[
@@ -152,6 +153,7 @@ def same(left: object, right: object) -> bool:
         "neighbors in time",
         "monotone",
         "labor",
+        "dependent batches",
         "induced",
         "rows of nodes",
         "rows of edges",
@@ -197,6 +199,7 @@ def _as_dict(value: Any) -> dict[str, Any]:
 
 
 N = encode(ENVELOPE, ASK, SCHEMA)
+D = encode(ENVELOPE, DEPENDENT, SCHEMA)
 T = encode(ENVELOPE, TIMED, SCHEMA)
 M = encode(ENVELOPE, MONOTONE, SCHEMA)
 C = encode(ENVELOPE, EDGES, SCHEMA)
@@ -269,6 +272,12 @@ I32, I64 = np.int32, np.int64
         (in_trees([0], [-1]), RefusalKind.INVALID, "trees -1 to -1 lie outside"),
         (in_trees([0], [2**23]), RefusalKind.INVALID, "trees 8388608 to 8388608 lie outside"),
         (edited(N, {"flags": '["replace", "labor"]'}), RefusalKind.INVALID, "LABOR has no replacement"),
+        (edited(D, {"flags": "[]"}), RefusalKind.INVALID, "only LABOR has"),
+        (edited(D, {"batch_dependency": None}), RefusalKind.MALFORMED, "unknown entry 'number'"),
+        (edited(D, {"batch_dependency": "1"}), RefusalKind.MALFORMED, "batch_dependency 1 does not lie in"),
+        (edited(D, {"batch_dependency": str(2**31)}), RefusalKind.MALFORMED, "batch_dependency .* does not"),
+        (edited(D, {"number": None}), RefusalKind.MALFORMED, "no 'number'"),
+        (edited(D, {"number": str(2**63)}), RefusalKind.MALFORMED, "number .* does not lie in"),
         (edited(N, {"flags": '["disjoint"]'}), RefusalKind.MALFORMED, "trees"),
         (edited(T, {"time": None}), RefusalKind.INVALID, "the last neighbours are drawn by time"),
         (edited(T, {"time": None, "flags": '["disjoint"]'}), RefusalKind.MALFORMED, "entry 'tree_times'"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from gigl_loader import DistDataset, DistNeighborLoader
+from gigl_loader import DistDataset, DistNeighborLoader, LaborSamplerOptions
 from tests.support.pyg_graphs import homogeneous, same_batch
 from tests.support.thread_ranks import run_ranks
 
@@ -51,11 +51,14 @@ def _input_ids(batches: list[Any]) -> list[int]:
     return [seed for batch in batches for seed in batch.input_id.tolist()]
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_ranks_share_every_epoch(world_size: int) -> None:
-    with _loader() as loader:
+@pytest.mark.parametrize(
+    ("world_size", "options"),
+    [(2, {}), (3, {}), (3, {"sampler_options": LaborSamplerOptions(batch_dependency=4)})],
+)
+def test_ranks_share_every_epoch(world_size: int, options: dict[str, Any]) -> None:
+    with _loader(**options) as loader:
         alone = [list(loader), list(loader)]
-    for epoch, shares in enumerate(_epochs(world_size)):
+    for epoch, shares in enumerate(_epochs(world_size, **options)):
         assert len({len(share) for share in shares}) == 1
         assert sorted(seed for share in shares for seed in _input_ids(share)) == list(range(300))
         steps = 300 // (BATCH_SIZE * world_size)

@@ -101,7 +101,7 @@ class Trainer:
 
     def ask(self, batch: int, *, generation: int = 1) -> None:
         self.ring.request_slot(batch % LAYOUT.request_slots)[:] = 0
-        self.executor.put(Request(batch % LAYOUT.request_slots, 1, generation, 0, batch))
+        self.executor.put(Request(batch % LAYOUT.request_slots, 1, generation, 0, batch, 0))
 
     def begun(self, *batches: int) -> None:
         for batch in batches:

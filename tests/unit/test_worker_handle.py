@@ -110,7 +110,7 @@ def request(batch: int, epoch: int = 0) -> BatchRequest:
 
 def test_requests_and_frames_pass_through_the_ring(handle: WorkerHandle) -> None:
     handle.send(request(7))
-    assert played(handle).work()[2:] == (1, 0, 7)
+    assert played(handle).work()[2:] == (1, 0, 7, 0)
     (delivery,) = handle.deliveries()
     assert (delivery.batch, delivery.nbytes) == (7, 2)
     assert handle.hand_out(delivery).tolist() == [7, 7]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from gigl_loader.options import whole_number
 from gigl_loader.sampling.frame_schema import FrameSchema
 from gigl_loader.sampling.khop import KHop
 from gigl_loader.sampling.neighbor_sampler import open_sampler
@@ -69,8 +70,10 @@ class NeighborPlan(KHop):
 class KHopNeighborSamplerOptions:
     """K-hop neighbourhoods, sampled with the loader's ``num_neighbors``, ``replace``, ``weight_attr``, ..."""
 
-    draw: ClassVar[Mapping[str, Any]] = {}
-    """Fields of ``KHop`` that say how neighbours are drawn."""
+    @property
+    def draw(self) -> Mapping[str, Any]:
+        """Fields of ``KHop`` that say how neighbours are drawn."""
+        return {}
 
     def plan(self, schema: GraphSchema, seed_type: NodeType, arguments: SamplerArguments) -> NeighborPlan:
         return NeighborPlan.around(schema, seed_type, replace(arguments, draw=self.draw))
@@ -91,4 +94,15 @@ class LaborSamplerOptions(KHopNeighborSamplerOptions):
     ``replace``, ``weight_attr``, ``time_attr`` or ``disjoint``.
     """
 
-    draw: ClassVar[Mapping[str, Any]] = {"labor": True}
+    batch_dependency: int = 1
+    """Batches of an epoch, counted over all ranks, for which a node keeps its random number ``r_t``, after
+    Balin et al., "Cooperative Minibatching in Graph Neural Networks", 2023. Each batch renews the numbers of
+    one in so many nodes, so that batches near each other share nodes, which a cache of features then has.
+    Each batch by itself has the chances of LABOR-0; a run of batches has fewer different neighbours."""
+
+    def __post_init__(self) -> None:
+        whole_number("batch_dependency", self.batch_dependency, minimum=1)
+
+    @property
+    def draw(self) -> Mapping[str, Any]:
+        return {"labor": True, "batch_dependency": self.batch_dependency}

@@ -106,11 +106,16 @@ def read_request(
     message: SampleRequest, inputs: Sequence[InputColumn], *, schema: GraphSchema, limits: Limits
 ) -> BatchRequest:
     """Return the request for a batch. ``Refusal`` unless its entries fit the plan's ``inputs``."""
-    if max(message.epoch, message.batch, message.fence) >= 2**63:
-        raise Refusal(RefusalKind.INVALID, "epoch, batch and fence are below 2**63")
+    if max(message.epoch, message.batch, message.fence, message.number) >= 2**63:
+        raise Refusal(RefusalKind.INVALID, "epoch, batch, fence and number are below 2**63")
     try:
         request = BatchRequest.read(
-            message.epoch, message.batch, index=message.index, inputs=message.inputs, columns=inputs
+            message.epoch,
+            message.batch,
+            index=message.index,
+            inputs=message.inputs,
+            columns=inputs,
+            number=message.number,
         )
     except ValueError as error:
         raise Refusal(RefusalKind.INVALID, str(error)) from None
