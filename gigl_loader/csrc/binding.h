@@ -71,6 +71,7 @@ NewArray<T> HandOver(Buffer<T>&& buffer) {
 // One function per file of bindings: adds its functions and classes to the module.
 void BindAdjacency(nb::module_& m);
 void BindBuckets(nb::module_& m);
+void BindCacheIndex(nb::module_& m);
 void BindChecksums(nb::module_& m);
 void BindData(nb::module_& m);
 void BindPlacement(nb::module_& m);

@@ -6,6 +6,7 @@ NB_MODULE(_core, m) {
   gigl::BindRandom(m);
   gigl::BindAdjacency(m);
   gigl::BindBuckets(m);
+  gigl::BindCacheIndex(m);
   gigl::BindChecksums(m);
   gigl::BindData(m);
   gigl::BindRowCache(m);

@@ -267,6 +267,63 @@ def split_by_cache(
     ``[0, num_rows)``.
     """
 
+class CacheIndex:
+    """Numbers the rows of one type with the slots of a cache, whose replacement knows the next batches.
+
+    Of the rows that no pinned window needs, those are evicted whose next use is farthest (Belady 1966); of
+    equal ones those with the lower count, then those planned least recently, then those in lower slots. Takes
+    22 bytes a slot, and one for each row that is counted. One thread at a time. See ``csrc/cache_index.h``.
+    """
+
+    def __init__(self, num_slots: int, num_rows: int = 0) -> None:
+        """With ``num_rows``, each row below has a count of 0 to 255, and no other row is taken."""
+    def plan(
+        self, batches: Sequence[Int64Array], ahead: Sequence[Int64Array] = ...
+    ) -> tuple[int, list[Int64Array], Int64Array, Int64Array] | None:
+        """Plan the next window, whose rows stay in the cache until it and all earlier windows have ended.
+
+        ``batches`` are the rows of its batches, in order; ``ahead`` those of later batches, as far as they
+        are known. Each is int64 [N], and may have a row several times.
+
+        Returns the number of the window, the slot of each row of each batch, and the rows that are missing
+        (ascending, distinct) with their slots (ascending). The caller reads the missing rows of a window
+        before it uses this window or a later one. Returns ``None``, and changes nothing, where the missing
+        rows exceed the free slots and those of rows that no pinned window needs.
+
+        ``ValueError`` for a negative row, or one of ``num_rows`` or more.
+        """
+    def release(self, window: int) -> None:
+        """End a window. ``ValueError`` where it is not pinned."""
+    def forget(self, window: int) -> None:
+        """End a window whose missing rows could not be read, and with it all later ones that are pinned.
+
+        Rows that were missing in these windows leave the cache. Later windows end because they may count on
+        rows of this one: plan their batches again. ``ValueError`` where the window is not pinned.
+        """
+    def count(self, rows: Int64Array) -> None:
+        """Add 1 to the count of each row, int64 [N]; a row may come several times.
+
+        A count ends at 255. All are halved when they exceed 32 a row on average.
+        """
+    def preset(self, counts: npt.NDArray[np.uint8]) -> None:
+        """Set the count of every row, uint8 [num_rows]. Only their order matters."""
+    @property
+    def num_slots(self) -> int: ...
+    @property
+    def num_used(self) -> int:
+        """Slots that have a row."""
+    @property
+    def num_pinned(self) -> int:
+        """Slots that cannot be evicted."""
+    @property
+    def hits(self) -> int:
+        """Rows of batches, repeated ones too, that needed no read."""
+    @property
+    def evicted(self) -> int: ...
+    @property
+    def nbytes(self) -> int:
+        """Memory in bytes."""
+
 def lease_slots(lent: npt.NDArray[np.uint8], flags: npt.NDArray[np.uint8], slot: int, span: int) -> object:
     """Set ``lent`` at ``span`` slots from ``slot``. When the result ends, it and ``flags`` become 0 there.
 

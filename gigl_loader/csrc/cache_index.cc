@@ -1,0 +1,335 @@
+#include "cache_index.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <numeric>
+#include <utility>
+
+namespace gigl {
+namespace {
+
+constexpr size_t kBlock = 256;  // lookups whose cache misses overlap
+constexpr size_t kAhead = 16;   // counts between the fetch of one and its use
+constexpr int kDigitBits = 11;
+constexpr size_t kDigits = size_t{1} << kDigitBits;
+constexpr int64_t kMeanCount = 32;
+
+std::span<const int64_t> BlockOf(std::span<const int64_t> values, size_t begin) {
+  return values.subspan(begin, std::min(kBlock, values.size() - begin));
+}
+
+// Sorts rows that are not negative, least significant digit first. A digit that all rows share costs nothing: the rows
+// of edges have a partition far above them.
+void RadixSort(std::vector<int64_t>& rows) {
+  if (rows.size() < kDigits) return std::sort(rows.begin(), rows.end());
+  uint64_t differing = 0;
+  for (const int64_t row : rows) differing |= static_cast<uint64_t>(row ^ rows[0]);
+  std::vector<int64_t> sorted(rows.size());
+  for (int shift = 0; shift < 64; shift += kDigitBits) {
+    if (((differing >> shift) & (kDigits - 1)) == 0) continue;
+    const auto digit = [shift](int64_t row) { return (static_cast<uint64_t>(row) >> shift) & (kDigits - 1); };
+    std::array<size_t, kDigits> ends{};
+    for (const int64_t row : rows) ++ends[digit(row)];
+    size_t begin = 0;
+    for (size_t& end : ends) begin += std::exchange(end, begin);
+    for (const int64_t row : rows) sorted[ends[digit(row)]++] = row;
+    rows.swap(sorted);
+  }
+}
+
+// Finds in which class the item number `rank` (from 1) lies, if items are ordered by class, and leaves in `rank` its
+// number within the class.
+size_t ClassOf(const std::vector<int64_t>& sizes, int64_t& rank) {
+  size_t at = 0;
+  while (rank > sizes[at]) rank -= sizes[at++];
+  return at;
+}
+
+}  // namespace
+
+CacheIndex::CacheIndex(int64_t num_slots, int64_t num_rows)
+    : slots_(static_cast<size_t>(num_slots), Slot{-1, -1, 0}),
+      table_(static_cast<size_t>(num_slots + num_slots / 2 + 2)),
+      slot_mask_((uint32_t{1} << std::bit_width(static_cast<uint32_t>(num_slots))) - 1),
+      counts_(static_cast<size_t>(num_rows)) {}
+
+bool CacheIndex::Accepts(std::span<const int64_t> rows) const {
+  const uint64_t end = counts_.empty() ? uint64_t{1} << 63 : counts_.size();
+  bool inside = true;
+  for (const int64_t row : rows) inside &= static_cast<uint64_t>(row) < end;
+  return inside;
+}
+
+size_t CacheIndex::nbytes() const {
+  return slots_.capacity() * sizeof(Slot) + table_.capacity() * sizeof(uint32_t) + counts_.capacity() +
+         wanted_.capacity() * sizeof(Wanted);
+}
+
+// Every bit of a row reaches the high bits, which choose the place in the table, and the low ones, the tag.
+uint64_t CacheIndex::Hash(int64_t row) {
+  uint64_t hash = static_cast<uint64_t>(row);
+  hash = (hash ^ (hash >> 32)) * 0x9E3779B97F4A7C15u;
+  hash = (hash ^ (hash >> 29)) * 0xD6E8FEB86659FD93u;
+  return hash ^ (hash >> 32);
+}
+
+// A lookup reads a place of the table, and a slot. Each of these steps runs over a block of rows, so that their cache
+// misses overlap.
+void CacheIndex::Find(std::span<const int64_t> rows, int64_t* found) const {
+  std::array<size_t, kBlock> at;
+  std::array<uint32_t, kBlock> tags;
+  for (size_t begin = 0; begin < rows.size(); begin += kBlock) {
+    const std::span<const int64_t> block = BlockOf(rows, begin);
+    for (size_t i = 0; i < block.size(); ++i) {
+      const uint64_t hash = Hash(block[i]);
+      at[i] = Home(hash);
+      tags[i] = Tag(hash);
+      __builtin_prefetch(&table_[at[i]]);
+    }
+    for (size_t i = 0; i < block.size(); ++i) {
+      while (table_[at[i]] != 0 && (table_[at[i]] & ~slot_mask_) != tags[i]) at[i] = Next(at[i]);
+      if (table_[at[i]] != 0) __builtin_prefetch(&slots_[SlotOf(table_[at[i]])], 1);
+    }
+    for (size_t i = 0; i < block.size(); ++i) {
+      size_t place = at[i];
+      while (table_[place] != 0 && slots_[SlotOf(table_[place])].row != block[i]) place = Next(place);
+      found[begin + i] = SlotOf(table_[place]);
+    }
+  }
+}
+
+// Enters the rows of these slots.
+void CacheIndex::Insert(std::span<const int64_t> slots) {
+  std::array<uint64_t, kBlock> hashes;
+  for (size_t begin = 0; begin < slots.size(); begin += kBlock) {
+    const std::span<const int64_t> block = BlockOf(slots, begin);
+    for (size_t i = 0; i < block.size(); ++i) {
+      hashes[i] = Hash(slots_[block[i]].row);
+      __builtin_prefetch(&table_[Home(hashes[i])], 1);
+    }
+    for (size_t i = 0; i < block.size(); ++i) {
+      size_t at = Home(hashes[i]);
+      while (table_[at] != 0) at = Next(at);
+      table_[at] = Tag(hashes[i]) | static_cast<uint32_t>(block[i] + 1);
+    }
+  }
+  num_used_ += static_cast<int64_t>(slots.size());
+}
+
+// Frees these slots. What lies behind an entry moves into its place, unless a lookup would not pass there.
+void CacheIndex::Remove(std::span<const int64_t> slots) {
+  std::array<size_t, kBlock> homes;
+  for (size_t begin = 0; begin < slots.size(); begin += kBlock) {
+    const std::span<const int64_t> block = BlockOf(slots, begin);
+    for (size_t i = 0; i < block.size(); ++i) {
+      homes[i] = Home(Hash(slots_[block[i]].row));
+      __builtin_prefetch(&table_[homes[i]], 1);
+    }
+    for (size_t i = 0; i < block.size(); ++i) {
+      size_t hole = homes[i];
+      while (SlotOf(table_[hole]) != block[i]) hole = Next(hole);
+      for (size_t at = Next(hole); table_[at] != 0; at = Next(at)) {
+        const size_t home = Home(Hash(slots_[SlotOf(table_[at])].row));
+        const bool behind = hole <= at ? hole < home && home <= at : hole < home || home <= at;
+        if (!behind) table_[std::exchange(hole, at)] = table_[at];
+      }
+      table_[hole] = 0;
+    }
+  }
+  for (const int64_t slot : slots) slots_[slot].row = -1;
+  num_used_ -= static_cast<int64_t>(slots.size());
+}
+
+std::optional<WindowPlan> CacheIndex::Plan(std::span<const std::span<const int64_t>> batches,
+                                           std::span<const std::span<const int64_t>> ahead,
+                                           std::span<int64_t* const> slots) {
+  WindowPlan plan{first_ + static_cast<int32_t>(windows_.size()), {}, {}};
+  int64_t num_evictable = num_used_ - num_pinned_;
+  int64_t num_wanted = 0;
+  wanted_.clear();
+  for (size_t b = 0; b < batches.size(); ++b) {
+    num_wanted += static_cast<int64_t>(batches[b].size());
+    for (size_t begin = 0; begin < batches[b].size(); begin += kBlock) {
+      const std::span<const int64_t> block = BlockOf(batches[b], begin);
+      int64_t* const found = slots[b] + begin;
+      Find(block, found);
+      for (size_t i = 0; i < block.size(); ++i) {
+        if (found[i] < 0) {
+          plan.missing.push_back(block[i]);
+        } else if (Slot& slot = slots_[found[i]]; slot.last != plan.number) {
+          num_evictable -= slot.last < first_;
+          wanted_.push_back({static_cast<int32_t>(found[i]), slot.last});
+          slot.last = plan.number;
+        }
+      }
+    }
+  }
+  RadixSort(plan.missing);
+  plan.missing.erase(std::unique(plan.missing.begin(), plan.missing.end()), plan.missing.end());
+  const int64_t num_missing = static_cast<int64_t>(plan.missing.size());
+  const int64_t num_free = std::min(num_slots() - num_used_, num_missing);
+  const int64_t num_victims = num_missing - num_free;
+  if (num_victims > num_evictable) {
+    for (const auto& [slot, last] : wanted_) slots_[slot].last = last;
+    return std::nullopt;
+  }
+
+  const std::vector<int64_t> victims = Victims(ahead, num_evictable, num_victims);
+  for (int64_t slot = 0; static_cast<int64_t>(plan.missing_slots.size()) < num_free; ++slot) {
+    if (slots_[slot].row < 0) plan.missing_slots.push_back(slot);
+  }
+  plan.missing_slots.insert(plan.missing_slots.end(), victims.begin(), victims.end());
+  std::inplace_merge(plan.missing_slots.begin(), plan.missing_slots.begin() + num_free, plan.missing_slots.end());
+
+  Remove(victims);
+  for (const auto& [slot, last] : wanted_) {
+    if (last >= first_) --At(last).num_slots;
+  }
+  windows_.push_back({true, static_cast<int64_t>(wanted_.size()) + num_missing, plan.missing_slots});
+  num_pinned_ = num_used_ - (num_evictable - num_victims) + num_missing;
+  for (size_t i = 0; i < plan.missing.size(); ++i) slots_[plan.missing_slots[i]] = {plan.missing[i], plan.number, 0};
+  Insert(plan.missing_slots);
+  for (size_t b = 0; b < batches.size(); ++b) FindMissing(batches[b], slots[b]);
+  evicted_ += num_victims;
+  hits_ += num_wanted - num_missing;
+  return plan;
+}
+
+// Writes the slots of rows that had none.
+void CacheIndex::FindMissing(std::span<const int64_t> rows, int64_t* slots) const {
+  std::array<int64_t, kBlock> missing, found;
+  for (size_t begin = 0; begin < rows.size(); begin += kBlock) {
+    const size_t end = std::min(begin + kBlock, rows.size());
+    size_t count = 0;
+    for (size_t i = begin; i < end; ++i) {
+      missing[count] = rows[i];
+      count += slots[i] < 0;
+    }
+    Find({missing.data(), count}, found.data());
+    count = 0;
+    for (size_t i = begin; i < end; ++i) {
+      if (slots[i] < 0) slots[i] = found[count++];
+    }
+  }
+}
+
+// The slots whose rows make room for `count` others, ascending. `num_evictable` could.
+std::vector<int64_t> CacheIndex::Victims(std::span<const std::span<const int64_t>> ahead, int64_t num_evictable,
+                                         int64_t count) {
+  std::vector<int64_t> victims;
+  if (count == 0) return victims;
+  // Slots up to this rank and window go, `left` of those with both.
+  int64_t left = count;
+  uint32_t rank = static_cast<uint32_t>(ClassOf(RankByNextUse(ahead, num_evictable, count), left)) << 8;
+  if (!counts_.empty()) rank |= static_cast<uint32_t>(ClassOf(RankByCount(rank), left));
+  int32_t last = 0;
+  for (int shift = first_ < 1 << 16 ? 0 : 16; shift >= 0; shift -= 16) {
+    std::vector<int64_t> sizes(1 << 16);
+    for (const Slot& slot : slots_) {
+      if (!Evictable(slot) || slot.rank != rank || (shift == 0 && slot.last >> 16 != last >> 16)) continue;
+      ++sizes[(slot.last >> shift) & 0xFFFF];
+    }
+    last |= static_cast<int32_t>(ClassOf(sizes, left) << shift);
+  }
+  victims.reserve(count);
+  for (int64_t at = 0; at < num_slots(); ++at) {
+    Slot& slot = slots_[at];
+    if (!Evictable(slot)) continue;
+    const auto order = std::pair(slot.rank, slot.last) <=> std::pair(rank, last);
+    if (order < 0 || (order == 0 && left-- > 0)) victims.push_back(at);
+    slot.rank = 0;
+  }
+  return victims;
+}
+
+// Ranks slots that can be evicted by the next use of their rows: 0 without one, else the higher the sooner, in the
+// upper 24 bits. Returns how many have each. Looks ahead only until it knows `count` slots that go first.
+std::vector<int64_t> CacheIndex::RankByNextUse(std::span<const std::span<const int64_t>> ahead, int64_t num_evictable,
+                                               int64_t count) {
+  std::vector<int64_t> sizes(ahead.size() + 1);
+  std::array<int64_t, kBlock> found;
+  sizes[0] = num_evictable;
+  for (size_t b = 0; b < ahead.size() && sizes[0] > count; ++b) {
+    const size_t use = ahead.size() - b;
+    for (size_t begin = 0; begin < ahead[b].size(); begin += kBlock) {
+      const std::span<const int64_t> block = BlockOf(ahead[b], begin);
+      Find(block, found.data());
+      for (size_t i = 0; i < block.size(); ++i) {
+        if (found[i] < 0 || slots_[found[i]].rank != 0 || !Evictable(slots_[found[i]])) continue;
+        slots_[found[i]].rank = static_cast<uint32_t>(use) << 8;
+        --sizes[0];
+        ++sizes[use];
+      }
+    }
+  }
+  return sizes;
+}
+
+// Adds the counts of their rows to slots of this rank that can be evicted. Returns how many have each.
+std::vector<int64_t> CacheIndex::RankByCount(uint32_t rank) {
+  std::vector<int64_t> sizes(256);
+  for (size_t at = 0; at < slots_.size(); ++at) {
+    if (at + kAhead < slots_.size() && slots_[at + kAhead].row >= 0) __builtin_prefetch(&counts_[slots_[at + kAhead].row]);
+    Slot& slot = slots_[at];
+    if (!Evictable(slot) || slot.rank != rank) continue;
+    const uint8_t count = counts_[slot.row];
+    slot.rank |= count;
+    ++sizes[count];
+  }
+  return sizes;
+}
+
+bool CacheIndex::IsPinned(int64_t window) const {
+  const int64_t at = window - first_;
+  return at >= 0 && at < static_cast<int64_t>(windows_.size()) && windows_[at].pinned;
+}
+
+bool CacheIndex::Release(int64_t window) {
+  if (!IsPinned(window)) return false;
+  windows_[window - first_].pinned = false;
+  DropEnded();
+  return true;
+}
+
+bool CacheIndex::Forget(int64_t window) {
+  if (!IsPinned(window)) return false;
+  for (size_t at = window - first_; at < windows_.size(); ++at) {
+    if (!windows_[at].pinned) continue;
+    windows_[at].pinned = false;
+    for (const int64_t slot : windows_[at].missing) --At(slots_[slot].last).num_slots;
+    num_pinned_ -= static_cast<int64_t>(windows_[at].missing.size());
+    Remove(windows_[at].missing);
+  }
+  DropEnded();
+  return true;
+}
+
+// Unpins rows that only windows wanted which ended, as all before them.
+void CacheIndex::DropEnded() {
+  for (; !windows_.empty() && !windows_.front().pinned; ++first_) {
+    num_pinned_ -= windows_.front().num_slots;
+    windows_.pop_front();
+  }
+}
+
+void CacheIndex::Count(std::span<const int64_t> rows) {
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (i + kAhead < rows.size()) __builtin_prefetch(&counts_[rows[i + kAhead]], 1);
+    uint8_t& count = counts_[rows[i]];
+    const bool grows = count < UINT8_MAX;
+    count += grows;
+    sum_of_counts_ += grows;
+  }
+  while (sum_of_counts_ > kMeanCount * num_rows()) {
+    for (uint8_t& count : counts_) count /= 2;
+    sum_of_counts_ = std::accumulate(counts_.begin(), counts_.end(), int64_t{0});
+  }
+}
+
+void CacheIndex::Preset(std::span<const uint8_t> counts) {
+  std::copy(counts.begin(), counts.end(), counts_.begin());
+  sum_of_counts_ = std::accumulate(counts_.begin(), counts_.end(), int64_t{0});
+}
+
+}  // namespace gigl
