@@ -1,8 +1,11 @@
 #include "cache_index.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <new>
 #include <numeric>
 #include <utility>
 
@@ -47,6 +50,17 @@ size_t ClassOf(const std::vector<int64_t>& sizes, int64_t& rank) {
 }
 
 }  // namespace
+
+void* AllocateHuge(size_t nbytes) {
+  constexpr size_t kPage = size_t{1} << 21;
+  const size_t alignment = nbytes < kPage ? alignof(std::max_align_t) : kPage;
+  void* memory = std::aligned_alloc(alignment, (nbytes + alignment - 1) / alignment * alignment);
+  if (memory == nullptr) throw std::bad_alloc();
+#ifdef MADV_HUGEPAGE
+  if (nbytes >= kPage) madvise(memory, nbytes, MADV_HUGEPAGE);
+#endif
+  return memory;
+}
 
 CacheIndex::CacheIndex(int64_t num_slots, int64_t num_rows)
     : slots_(static_cast<size_t>(num_slots), Slot{-1, -1, 0}),

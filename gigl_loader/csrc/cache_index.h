@@ -2,13 +2,27 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <deque>
 #include <optional>
 #include <span>
 #include <vector>
 
 namespace gigl {
+
+void* AllocateHuge(size_t nbytes);
+
+// Allocates large arrays in huge pages, where the kernel has them: random reads then miss the TLB less often, which took
+// a fifth of the time of lookups among 4 M slots.
+template <typename T>
+struct HugePageAllocator {
+  using value_type = T;
+  T* allocate(size_t count) { return static_cast<T*>(AllocateHuge(count * sizeof(T))); }
+  void deallocate(T* memory, size_t) { std::free(memory); }
+  bool operator==(const HugePageAllocator&) const = default;
+};
 
 // Slots of the rows of a window of batches.
 struct WindowPlan {
@@ -97,8 +111,8 @@ class CacheIndex {
   bool IsPinned(int64_t window) const;
   void DropEnded();
 
-  std::vector<Slot> slots_;
-  std::vector<uint32_t> table_;  // linear probing: slot + 1 in the low bits, bits of the hash above; 0: empty
+  std::vector<Slot, HugePageAllocator<Slot>> slots_;
+  std::vector<uint32_t, HugePageAllocator<uint32_t>> table_;  // linear probing: slot + 1 in the low bits, bits of the hash above; 0: empty
   uint32_t slot_mask_;
   std::vector<uint8_t> counts_;
   int64_t sum_of_counts_ = 0;
