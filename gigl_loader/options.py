@@ -191,6 +191,16 @@ class FeatureOptions:
     """Batches whose rows are fetched together, at most. ``None``: as many as fit."""
     cache_policy: CachePolicy = "census"
 
+    @classmethod
+    def read(cls, memory: Any, device: Any, window: Any, cache_policy: Any) -> FeatureOptions:
+        """Check the arguments of a loader. Errors name argument, value and rule."""
+        return cls(
+            memory_bytes=None if memory == "auto" else byte_count('feature_memory, if not "auto",', memory),
+            device_bytes=None if device is None else byte_count("feature_memory_device", device),
+            window=None if window == "auto" else whole_number('window, if not "auto",', window, minimum=1),
+            cache_policy=cache_policy,
+        )
+
     def __post_init__(self) -> None:
         for name, value in (("feature_memory", self.memory_bytes), ("window", self.window)):
             if value is not None:

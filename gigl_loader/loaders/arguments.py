@@ -11,22 +11,13 @@ import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
 from typing_extensions import TypedDict
 
-from gigl_loader.graph.column_names import check_column_names
-from gigl_loader.graph.schema import EdgeType, NodeType
 from gigl_loader.loaders.dequantize import value_dtype
-from gigl_loader.options import (
-    StoreOptions,
-    WorkerOptions,
-    by_edge_type,
-    byte_count,
-    whole_number,
-)
-from gigl_loader.sampling.plan import ColumnPlan
+from gigl_loader.options import FeatureOptions, StoreOptions, WorkerOptions, byte_count, whole_number
 from gigl_loader.shared import SharedTensors, check_shared
 
 if TYPE_CHECKING:
@@ -34,72 +25,12 @@ if TYPE_CHECKING:
 
     from torch_geometric.sampler import NumNeighbors
 
-    from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.options import CachePolicy, EdgeType, NodeType
 
 NodeColumns: TypeAlias = "Sequence[str] | Mapping[NodeType, Sequence[str]] | None"
 EdgeColumns: TypeAlias = "Sequence[str] | Mapping[EdgeType, Sequence[str]] | None"
 Fanouts: TypeAlias = "Sequence[int] | Mapping[Any, Sequence[int]] | NumNeighbors"
 """Neighbours per hop, for all edge types, or by edge type (in full, or its two ends)."""
-
-_Kind = TypeVar("_Kind", NodeType, EdgeType)
-
-
-def read_columns(schema: GraphSchema, node_columns: Any, edge_columns: Any) -> ColumnPlan:
-    """Return the columns that a user chose. ``None`` stands for all.
-
-    A list applies to all types, each of which keeps the listed columns that it has; a mapping is by type,
-    and types that it leaves out keep all. ``ValueError`` and ``TypeError`` name what is not in the graph,
-    and a column that an attribute of batches would hide.
-    """
-    if isinstance(edge_columns, Mapping):
-        edge_columns = by_edge_type(schema.edges, edge_columns, "edge_columns")
-    columns = ColumnPlan(
-        nodes=_chosen("node_columns", node_columns, {k: v.columns for k, v in schema.nodes.items()}),
-        edges=_chosen("edge_columns", edge_columns, {k: v.columns for k, v in schema.edges.items()}),
-    )
-    check_column_names(columns.nodes, columns.edges, homogeneous=schema.homogeneous)
-    return columns
-
-
-def _chosen(
-    option: str, given: Any, known: Mapping[_Kind, Mapping[str, object]]
-) -> dict[_Kind, tuple[str, ...]]:
-    if given is None:
-        return {kind: tuple(columns) for kind, columns in known.items()}
-    if isinstance(given, Mapping):
-        for kind in given:
-            if kind not in known:
-                raise ValueError(f"{option}: unknown type {kind!r}; known: {_listed(known)}")
-        wanted = {kind: _names(f"{option} of {kind!r}", names) for kind, names in given.items()}
-        for kind, names in wanted.items():
-            _check_known(f"{option} of {kind!r}", names, known[kind])
-        return {kind: _kept(columns, wanted.get(kind)) for kind, columns in known.items()}
-    names = _names(option, given)
-    _check_known(option, names, {name for columns in known.values() for name in columns})
-    return {kind: _kept(columns, names) for kind, columns in known.items()}
-
-
-def _kept(columns: Mapping[str, object], wanted: Sequence[str] | None) -> tuple[str, ...]:
-    return tuple(name for name in columns if wanted is None or name in wanted)
-
-
-def _names(what: str, given: Any) -> list[str]:
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        raise TypeError(f"{what} must be a list of names, or a mapping of types to lists, got {given!r:.200}")
-    wrong = [name for name in given if not isinstance(name, str)]
-    if wrong:
-        raise TypeError(f"{what} must be names, got {wrong[0]!r:.200}")
-    return list(given)
-
-
-def _check_known(what: str, names: Sequence[str], known: Any) -> None:
-    for name in names:
-        if name not in known:
-            raise ValueError(f"{what}: no column {name!r}; known: {_listed(known)}")
-
-
-def _listed(names: Any) -> str:
-    return ", ".join(map(repr, sorted(names))) or "none"
 
 
 class LoaderOptions(TypedDict, total=False):
@@ -130,6 +61,16 @@ class LoaderOptions(TypedDict, total=False):
     the ring."""
     channel_size: int | str
     """Address space for batches in flight, in bytes or as ``"4GB"`` (default). Memory is used on demand."""
+    feature_memory: int | str
+    """Memory of this host that features may take, in bytes or as ``"4GB"``. ``"auto"`` (default): what is
+    free, less what batches need. Features that do not fit are read when they are wanted, through a cache."""
+    feature_memory_device: int | str | None
+    """Memory of the device, in bytes or as ``"2GB"``, for the rows that are wanted most."""
+    window: int | str
+    """Batches whose rows are fetched together, each row once, at most. ``"auto"`` (default): what fits."""
+    cache_policy: CachePolicy
+    """By what the cache keeps rows of no known next use: ``"census"`` (default) counts how often batches
+    wanted them, ``"degree"`` takes degrees, ``"none"`` neither."""
     prefetch_size: int | None
     """Graph store: batches in flight per server, by default 4."""
     worker_key: str | None
@@ -189,6 +130,10 @@ DEFAULTS: LoaderOptions = {
     "num_workers": 1,
     "worker_concurrency": 4,
     "channel_size": "4GB",
+    "feature_memory": "auto",
+    "feature_memory_device": None,
+    "window": "auto",
+    "cache_policy": "census",
     "prefetch_size": None,
     "worker_key": None,
     "max_concurrent_producer_inits": None,
@@ -333,6 +278,7 @@ class CheckedOptions:
     num_workers: int
     workers: WorkerOptions
     store: StoreOptions
+    features: FeatureOptions
     device: Any
     pin_memory_device: Any
     non_blocking_transfers: bool
@@ -356,6 +302,12 @@ class CheckedOptions:
             raise TypeError(f"transform must be callable, got {transform!r}")
         return cls(
             store=store,
+            features=FeatureOptions.read(
+                given["feature_memory"],
+                given["feature_memory_device"],
+                given["window"],
+                given["cache_policy"],
+            ),
             start_gap_s=None if gap is None else seconds("process_start_gap_seconds", gap),
             batch_size=whole_number("batch_size", given["batch_size"], minimum=1),
             shuffle=flag("shuffle", given["shuffle"]),
@@ -455,15 +407,6 @@ def _whole_below(name: str, value: Any, *, bits: int) -> int:
     if number >= 2**bits:
         raise ValueError(f"{name} must be below 2**{bits}, got {number}")
     return number
-
-
-def sharding(value: Any, *, many_ranks: bool) -> str:
-    """Return how ranks share the input: ``value``, or by default batches where there are several."""
-    if value is None:
-        return "batches" if many_ranks else "none"
-    if value not in ("batches", "none"):
-        raise ValueError(f"sharding must be 'batches', 'none' or None, got {value!r}")
-    return str(value)
 
 
 def start_method(value: Any, *, num_workers: int) -> Any:

@@ -22,7 +22,6 @@ from gigl_loader.loaders.arguments import (
     CheckedOptions,
     FixedArguments,
     LoaderOptions,
-    read_columns,
     whole_epoch,
     with_defaults,
 )
@@ -35,7 +34,7 @@ from gigl_loader.loaders.state import Epochs, Place, describe_run, read_state, s
 from gigl_loader.loaders.stream import BatchPipeline, FrameStream, Progress, SingleBatches
 from gigl_loader.loaders.transfer import target_device, transfer_to
 from gigl_loader.native import draws
-from gigl_loader.sampling.plan import SamplerArguments
+from gigl_loader.sampling.plan import SamplerArguments, read_columns
 from gigl_loader.sampling.request import SEEDS_WITHOUT_PAST, BatchRequest
 from gigl_loader.sampling.schedule import Schedule
 from gigl_loader.sampling.source import SourceRequest
@@ -428,6 +427,7 @@ class BaseDistLoader(FixedArguments):
             num_workers=self.num_workers,
             workers=self._options.workers,
             store=self._options.store,
+            features=self._options.features,
             timeout_s=self._placement.options.timeout_s,
             topology=self.topology,
             group=self._placement.group,

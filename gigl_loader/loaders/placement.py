@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gigl_loader.group import RankGroup, name_ranks
-from gigl_loader.loaders import arguments
+from gigl_loader.loaders.arguments import seconds
 from gigl_loader.sampling.schedule import Shard
 from gigl_loader.topology import Topology
 
@@ -154,12 +154,12 @@ class PlacementOptions:
             name=given["name"],
             sharding=given["sharding"],
             even_batches=given["even_batches"],
-            timeout_s=arguments.seconds("timeout", given["timeout"], above_zero=True),
+            timeout_s=seconds("timeout", given["timeout"], above_zero=True),
             resolve=resolve,
         )
 
     def __post_init__(self) -> None:
-        arguments.sharding(self.sharding, many_ranks=False)
+        _sharding(self.sharding, many_ranks=False)
         if self.name is not None and (not isinstance(self.name, str) or not self.name):
             raise ValueError(f"name must be a text that is not empty, got {self.name!r}")
 
@@ -187,7 +187,7 @@ class Placement:
         Without torchrun's variables, a rank that shares its input waits until all ranks say where they run.
         """
         group = RankGroup.current(patience_s=options.timeout_s)
-        sharding = arguments.sharding(options.sharding, many_ranks=group is not None)
+        sharding = _sharding(options.sharding, many_ranks=group is not None)
         # A loader that stands alone must not wait for other ranks, not even to know where it stands.
         alone = options.sharding == "none"
         topology = Topology.without_asking() if alone else options.resolve(options.timeout_s)
@@ -220,7 +220,7 @@ class Placement:
     def next_shard(self) -> Shard:
         """This rank's share in the next epoch: in the process group of now, where there is one."""
         group = RankGroup.current()
-        if group is None or arguments.sharding(self.options.sharding, many_ranks=True) == "none":
+        if group is None or _sharding(self.options.sharding, many_ranks=True) == "none":
             return self.shard
         return self._share(group.rank, group.world_size)
 
@@ -264,3 +264,12 @@ class Placement:
                 "new loader"
             )
         return False
+
+
+def _sharding(value: Any, *, many_ranks: bool) -> str:
+    """Return how ranks share the input: ``value``, or by default batches where there are several."""
+    if value is None:
+        return "batches" if many_ranks else "none"
+    if value not in ("batches", "none"):
+        raise ValueError(f"sharding must be 'batches', 'none' or None, got {value!r}")
+    return str(value)

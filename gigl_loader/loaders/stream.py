@@ -230,6 +230,7 @@ class SingleBatches:
             schedule=self._schedule,
             num_workers=0,
             store=StoreOptions(),
+            features=None,
             group=None,
             alone=True,
             start_gap_s=None,
