@@ -30,7 +30,9 @@ from pathlib import Path
 from typing import Any
 
 import harness
-from beyond_trainer import Job, Way
+import numpy as np
+from beyond_trainer import Job, Way, places_file
+from cache_oracle import bytes_read, rows_read
 from memory_group import MemoryGroup, forget_pages, memory_group, read_ahead
 from rich.console import Console
 from rich.table import Table
@@ -58,6 +60,7 @@ def main() -> None:
         with read_ahead(folder, options.readahead):
             measured = run_rounds(cases, rounds=options.rounds)
         document = document_of(measured, graph, options)
+        add_oracle(document, graph, options)
     harness.write_json(options, document)
     Console(width=160).print(table_of(document))
     if options.plot:
@@ -239,7 +242,31 @@ def figures_of(found: dict[str, Any], limit: int | None) -> dict[str, float]:
         f"{name}_gb": found[f"{name}_bytes"] / 1e9 for name in ("own", "peak") if f"{name}_bytes" in found
     }
     limited = {"limit_gb": limit / 1e9} if limit else {}
-    return {**limited, **memory, **{name: found[name] for name in _FIGURES if name in found}}
+    windows = {}
+    if rows := found.get("first_epoch", {}).get("rows"):
+        windows = {name: rows[name] for name in ("window", "slots") if name in rows}
+        windows |= {"rows_read": rows["disk"], "bytes_read": found["first_epoch"]["read_bytes"]}
+    return {**limited, **memory, **windows, **{name: found[name] for name in _FIGURES if name in found}}
+
+
+def add_oracle(document: dict[str, Any], graph: Path, options: argparse.Namespace) -> None:
+    """Compare what windows read in their first epoch with an oracle of as many slots and the same windows."""
+    subjects = [each for each in document["figures"].values() if each.get("rows_read") and "slots" in each]
+    if not subjects or options.no_oracle:
+        return
+    job = job_of(graph, "places", options)
+    if not places_file(job).exists():
+        run(job, None, sys.executable)
+    with np.load(places_file(job)) as saved:
+        batches = [saved[f"arr_{number}"] for number in range(options.batches)]
+    row_bytes = options.dim * (1 if options.dtype == "int8" else 4)
+    for figures in subjects:
+        window = min(int(figures["window"]), options.batches)
+        missing = rows_read(batches, window=window, num_slots=int(figures["slots"]))
+        blocks, _ = bytes_read(missing, row_bytes=row_bytes, gap=0)
+        figures["oracle_rows"], figures["oracle_bytes"] = sum(map(len, missing)), blocks
+        figures["rows_over_oracle"] = figures["rows_read"] / figures["oracle_rows"]
+        figures["read_over_oracle"] = figures["bytes_read"] / blocks
 
 
 def document_of(measured: Measured, graph: Path, options: argparse.Namespace) -> dict[str, Any]:

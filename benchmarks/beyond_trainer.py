@@ -112,7 +112,7 @@ def measure(job: Job) -> dict[str, Any]:
             if job.seconds is None:
                 for _ in batches:
                     pass
-                found["first_epoch"] = _plain(loader.stats())
+                found["first_epoch"] = {**_plain(loader.stats()), "read_bytes": bytes_read()}
                 found |= _taken(loader)
             else:
                 read_in_sequence(Path(job.graph))
