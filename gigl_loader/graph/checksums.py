@@ -6,7 +6,7 @@ import base64
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,14 @@ from gigl_loader.native import crc32c, crc32c_blocks, crc32c_combine
 from gigl_loader.tensors import Layout
 
 Report = Callable[[int], None]
+
+
+class FileBytes(Protocol):
+    """Bytes of a file: its map, or reads of it."""
+
+    def __getitem__(self, span: slice[int, int, None], /) -> Bytes:
+        """Return bytes, uint8 [count], valid until the next ones are taken."""
+
 
 _SMALLEST_BLOCK = 1 << 20
 """Reading 1 MiB takes 0.1 ms. Smaller blocks would enlarge graph.json without a more useful error."""
@@ -70,13 +78,13 @@ class BlockRecord:
         crc32c_blocks(data, self.block_bytes, found)
         return np.asarray(found == expected)
 
-    def verify(self, buffer: Bytes, layout: Layout, what: str, report: Report) -> None:
+    def verify(self, buffer: FileBytes, layout: Layout, what: str, report: Report) -> None:
         """Read every byte. ``FormatError`` names the first block that is damaged."""
         step = max(_STEP_BYTES // self.block_bytes, 1)
         for first in range(0, len(self.blocks), step):
             expected = self.blocks[first : first + step]
             begin = first * self.block_bytes
-            data = buffer[begin : begin + step * self.block_bytes]
+            data = buffer[begin : min(begin + step * self.block_bytes, self.nbytes)]
             found = np.empty(len(expected), np.uint32)
             crc32c_blocks(data, self.block_bytes, found)
             if (wrong := first_true(found != expected)) is not None:
@@ -109,7 +117,7 @@ class ArrayRecord:
         """Return whether this is the header of the file."""
         return zlib.crc32(header) == self.header
 
-    def verify(self, buffer: Bytes, layout: Layout, what: str, report: Report) -> None:
+    def verify(self, buffer: FileBytes, layout: Layout, what: str, report: Report) -> None:
         """Read every byte. ``FormatError`` names the first array that is damaged."""
         if set(layout.specs) != set(self.arrays):
             raise FormatError(f"{what}: its arrays are not those of graph.json")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -18,6 +18,7 @@ from gigl_loader.graph.manifest import (
     Document,
     Manifest,
     check_files,
+    check_part,
     edges_path,
     files_of,
     files_of_part,
@@ -37,8 +38,8 @@ from gigl_loader.graph.verifier import (
     LazyVerifier,
     NoVerifier,
     Verifier,
-    check_part,
     check_split,
+    feature_files,
     verify_graph,
 )
 from gigl_loader.options import Verify, check_verify
@@ -152,7 +153,7 @@ class Graph:
         kept = {name: document for name, document in self._documents.items() if name not in reopen}
         opened = tuple(sorted(set(parts)))
         documents = _documents(self.folder, self.manifest, opened, kept)
-        verifier = self.verifier.over(documents, _features(documents))
+        verifier = self.verifier.over(documents, feature_files(documents))
         graph = Graph(self.folder, self.manifest, documents, opened, verifier)
         graph._check_counts()
         graph.notes = self.notes
@@ -199,7 +200,7 @@ class Graph:
 
         ``progress(read, total)`` is called with bytes. Raises ``FormatError`` at the first fault.
         """
-        verify_graph(self.schema, self._documents, self._directories, progress)
+        verify_graph(self.schema, self.folder, self._documents, self._directories, progress)
         for texts in self._text_ids.values():
             texts.verify()
 
@@ -418,12 +419,7 @@ def _verifier(folder: Folder, documents: Mapping[str, Document], mode: Verify) -
     """Return the verifier of these files. Files in memory need none."""
     if mode == "none" or not isinstance(folder, DiskFolder):
         return NoVerifier()
-    return LazyVerifier(folder, documents, _features(documents))
-
-
-def _features(names: Iterable[str]) -> list[str]:
-    """Return the files that are verified in the background."""
-    return [name for name in names if name.split("/")[1] in ("nodes", "edges", "text")]
+    return LazyVerifier(folder, documents, feature_files(documents))
 
 
 def open_partitions(

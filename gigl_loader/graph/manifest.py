@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gigl_loader.errors import FormatError
-from gigl_loader.graph.checksums import BlockSums, FileRecord, record_from_json
+from gigl_loader.graph.checksums import BlockSums, FileBytes, FileRecord, record_from_json
 from gigl_loader.graph.folder import Folder, Sink
-from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeType, is_hidden_list, type_name
+from gigl_loader.graph.schema import Column, EdgeType, GraphSchema, NodeType, is_hidden_list, type_name
 from gigl_loader.native import crc32c
 from gigl_loader.strict_json import read_json
 from gigl_loader.tensors import STORAGE_DTYPES, ArraySpec, Layout
@@ -151,9 +151,12 @@ class Document:
                 f"{self.name}: {name!r} is {text}, the schema says {spec.dtype} {list(spec.shape)}"
             )
 
-    def verify(self, report: Callable[[int], None]) -> None:
-        """Read every byte, and compare the checksums. ``report(nbytes)`` is called after each read."""
-        self._record.verify(self._buffer, self.layout, self.name, report)
+    def verify(self, report: Callable[[int], None], data: FileBytes | None = None) -> None:
+        """Read every byte, of the map or of ``data``, and compare the checksums.
+
+        ``report(nbytes)`` is called after each read.
+        """
+        self._record.verify(self._buffer if data is None else data, self.layout, self.name, report)
 
 
 def _opened(folder: Folder, name: str) -> npt.NDArray[np.uint8]:
@@ -339,3 +342,84 @@ def check_files(manifest: Manifest) -> None:
     for name in sorted(manifest.files.keys() ^ expected):
         what = "is no file of this schema" if name in manifest.files else f"missing from {MANIFEST_NAME}"
         raise FormatError(f"{name}: {what}")
+
+
+def check_part(schema: GraphSchema, documents: Mapping[str, Document], part: int) -> None:
+    """Raise ``FormatError`` unless the files of a partition have the arrays of the schema."""
+    for edge_type in schema.lists:
+        edges = _check_topology(schema, documents[topology_path(part, edge_type)], edge_type, part)
+        if edge_type in schema.labels:
+            continue
+        if schema.edges[edge_type].columns:
+            _check_columns(documents[edges_path(part, edge_type)], schema.edges[edge_type].columns, edges)
+        bounds = schema.nodes[schema.target_type(edge_type)].bounds
+        for name in schema.edges[edge_type].weights:
+            expected = {
+                "sums": ArraySpec("I64", (edges,)),
+                "counts": ArraySpec("I64", (bounds[part + 1] - bounds[part],)),
+            }
+            _require_all(documents[weights_path(part, edge_type, name)], expected)
+        for column in schema.list_times(edge_type):
+            document = documents[times_path(part, edge_type, column)]
+            slots = ArraySpec(_width(document, "slots"), (edges,))
+            _require_all(document, {"times": ArraySpec("I64", (edges,)), "slots": slots})
+            for name in schema.edges[edge_type].weights:
+                timed = documents[timed_weights_path(part, edge_type, column, name)]
+                _require_all(timed, {"sums": ArraySpec("I64", (edges,))})
+    for node_type, nodes in schema.nodes.items():
+        rows = nodes.bounds[part + 1] - nodes.bounds[part]
+        if nodes.columns:
+            _check_columns(documents[nodes_path(part, node_type)], nodes.columns, rows)
+        if nodes.splits:
+            _check_splits(documents[splits_path(part, node_type)], nodes.splits)
+
+
+def _check_topology(schema: GraphSchema, document: Document, edge_type: EdgeType, part: int) -> int:
+    edges = schema.lists[edge_type]
+    bounds = schema.nodes[schema.target_type(edge_type)].bounds
+    indices = document.specs.get("indices")
+    if indices is None or len(indices.shape) != 1:
+        raise FormatError(f"{document.name}: no 1-D array 'indices'")
+    count = indices.shape[0]
+    expected = {
+        "indptr": ArraySpec("I64", (bounds[part + 1] - bounds[part] + 1,)),
+        "indices": ArraySpec("I64" if edges.wide_indices else "I32", (count,)),
+        "edge_ids": ArraySpec(_width(document, "edge_ids"), (count,)),
+    }
+    if edges.weight:
+        expected["weight"] = ArraySpec("F32", (count,))
+    if edges.time:
+        expected["time"] = ArraySpec("I64", (count,))
+    _require_all(document, expected)
+    indptr = document.array("indptr")
+    if indptr[0] != 0 or indptr[-1] != count:
+        raise FormatError(
+            f"{document.name}: indptr runs from {indptr[0]} to {indptr[-1]}, not from 0 to {count}"
+        )
+    return count
+
+
+def _width(document: Document, name: str) -> str:
+    found = document.specs.get(name)
+    return "I32" if found is not None and found.dtype == "I32" else "I64"
+
+
+def _check_columns(document: Document, columns: Mapping[str, Column], rows: int) -> None:
+    _require_all(document, {name: column.spec(rows) for name, column in columns.items()})
+
+
+def _check_splits(document: Document, splits: Mapping[str, int]) -> None:
+    if set(document.specs) != set(splits):
+        raise FormatError(
+            f"{document.name}: splits {sorted(document.specs)}, the schema says {sorted(splits)}"
+        )
+    for name, spec in document.specs.items():
+        if spec.dtype != "I64" or len(spec.shape) != 1:
+            raise FormatError(f"{document.name}: {name!r} is {spec.dtype} {list(spec.shape)}, not I64 [n]")
+
+
+def _require_all(document: Document, expected: Mapping[str, ArraySpec]) -> None:
+    for name, spec in expected.items():
+        document.require(name, spec)
+    if extra := set(document.specs) - set(expected):
+        raise FormatError(f"{document.name}: {min(extra)!r} is not in the schema")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import gc
 import json
+import mmap
 import os
 import shutil
 import signal
@@ -20,6 +23,7 @@ import pytest
 from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.errors import FormatError, WorkerDied
 from gigl_loader.graph import Graph
+from gigl_loader.graph import folder as folder_module
 from gigl_loader.graph import verifier as verifier_module
 from gigl_loader.graph.manifest import Document
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
@@ -169,10 +173,14 @@ def test_files_are_verified_before_their_first_use(
             use(graph)
 
 
-def test_large_features_are_verified_in_the_background(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("maps", [True, False])
+def test_large_features_are_verified_in_the_background(
+    copy: Path, maps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(verifier_module, "_SMALL_BYTES", 0)
     flip(copy / FEATURES, 8 * (copy / FEATURES).stat().st_size - 9)
     graph = Graph.open(copy)
+    graph.verifier.without_maps([] if maps else [FEATURES])
 
     def found() -> bool:
         try:
@@ -182,6 +190,99 @@ def test_large_features_are_verified_in_the_background(copy: Path, monkeypatch: 
         return False
 
     assert wait_until(found, seconds=10)
+
+
+def in_page_cache(file: Path) -> float:
+    """The share of a file's pages that the page cache has."""
+    size = file.stat().st_size
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_COPY) as mapped:
+        memory = (ctypes.c_char * size).from_buffer(mapped)
+        found = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+        assert ctypes.CDLL(None).mincore(ctypes.byref(memory), ctypes.c_size_t(size), found) == 0
+        del memory
+    return sum(each & 1 for each in found) / len(found)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A graph with 60 MB of features: opening reads 8 MB of a file ahead."""
+    path = tmp_path_factory.mktemp("graphs") / "wide"
+    x = np.random.default_rng(0).random((30_000, 500), dtype=np.float32)
+    edges = ArrayTable("edges", {"src": np.arange(30_000), "dst": np.arange(30_000)[::-1].copy()})
+    nodes = NodeTable(ArrayTable("nodes", {"id": np.arange(30_000), "x": x}))
+    build_graph(GraphTables(edges={("node", "to", "node"): edges}, nodes={"node": nodes}), path)
+    return path
+
+
+@pytest.mark.parametrize("mode", ["maps", "without", "full", "inspected"])
+@pytest.mark.parametrize("direct", [True, False])
+def test_features_beyond_memory_are_verified_past_the_page_cache(
+    wide: Path, mode: str, direct: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not direct:  # A file system that has no direct reads.
+        monkeypatch.setattr(folder_module, "_DIRECT", 0)
+    features, topology = wide / "part-00000/nodes/node.safetensors", wide / TOPOLOGY
+    for file in (features, topology):
+        with file.open("r+b") as opened:
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if in_page_cache(features):
+        pytest.skip("the page cache keeps files of this file system")
+    if mode in ("full", "inspected"):
+        monkeypatch.setattr(verifier_module, "memory_bytes", lambda: 1000)
+    graph = Graph.open(wide, verify="none" if mode == "inspected" else "lazy")
+    if mode == "without":
+        graph.verifier.without_maps(["part-00000/nodes/node.safetensors"])
+    graph.verify() if mode == "inspected" else graph.verifier.finish()
+    assert in_page_cache(topology) > 0.9
+    assert (in_page_cache(features) > 0.9) == (mode == "maps")
+    assert mode == "maps" or in_page_cache(features) < 0.3
+
+
+def failing_reads(fault: str, *, beyond: int) -> Callable[[int, list[memoryview], int], int]:
+    """Return ``os.preadv`` as it is on a disk that reads no more than so many bytes."""
+    read = os.preadv
+
+    def preadv(fd: int, buffers: list[memoryview], offset: int) -> int:
+        if len(buffers[0]) > beyond:
+            raise OSError(getattr(errno, fault), os.strerror(getattr(errno, fault)))
+        return read(fd, buffers, offset)
+
+    return preadv
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("flip", r"bytes 0 to \d+ do not match their checksum"),
+        ("cut", r"it ends at byte 40000, before byte \d+"),
+        ("EIO", r"bytes 0 to \d+ cannot be read: Input/output error"),
+        ("EACCES", "cannot be read: Permission denied"),
+        ("replaced", ""),
+        ("removed", ""),
+    ],
+)
+def test_faults_of_files_without_maps_are_named(
+    copy: Path, fault: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = Graph.open(copy)
+    graph.verifier.without_maps([FEATURES])
+    if fault == "flip":
+        flip(copy / FEATURES, 80_000)
+    elif fault == "cut":
+        os.truncate(copy / FEATURES, 40_000)
+    elif fault in ("EIO", "EACCES"):
+        monkeypatch.setattr(os, "preadv", failing_reads(fault, beyond=4096 if fault == "EIO" else 0))
+    elif fault == "replaced":  # The map is of the old file.
+        (copy / "new").write_bytes(b"something else")
+        (copy / "new").replace(copy / FEATURES)
+    else:
+        (copy / FEATURES).unlink()
+    if not text:
+        graph.verifier.finish()
+        return
+    for _ in range(2):
+        with pytest.raises(FormatError, match=f"{FEATURES}: {text}"):
+            graph.verifier.finish()
 
 
 def test_a_scrubber_finds_damage_that_comes_later(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,9 +306,9 @@ def test_a_scrubber_rests_between_two_passes(copy: Path, monkeypatch: pytest.Mon
     passes: list[str] = []
     verify = Document.verify
 
-    def counted(document: Document, report: Callable[[int], None]) -> None:
+    def counted(document: Document, *arguments: Any) -> None:
         passes.append(document.name)
-        verify(document, report)
+        verify(document, *arguments)
 
     graph = Graph.open(copy)
     graph.verifier.finish()
