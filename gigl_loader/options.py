@@ -50,6 +50,11 @@ def byte_text(nbytes: int) -> str:
     return f"{nbytes >> shift}{unit}B" if unit and nbytes else str(nbytes)
 
 
+def size_text(nbytes: float) -> str:
+    """Return a size for people, such as ``1.5 GB``. Units are powers of 1000."""
+    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"
+
+
 NodeType = str
 EdgeType = tuple[str, str, str]
 

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _CGROUP = Path("/sys/fs/cgroup")
+_PROC = Path("/proc")
 _UNKNOWN_MEMORY = 4 << 30
+_NO_LIMIT = 1 << 60
+"""Version 1 of control groups writes a number near 2**63 where there is no limit."""
 _MAX_FILES = 1 << 16
 _STACK_BYTES = 2 << 20  # Of a thread where RLIMIT_STACK is unlimited (glibc, x86-64).
 _LIBRARY_BYTES = 1200 << 20  # NumPy, pyarrow and gRPC: 1.16 GB (pyarrow 26, gRPC 1.85).
@@ -94,7 +97,38 @@ def memory_bytes() -> int:
 
 def group_memory_bytes() -> float:
     """Return the memory limit of the control group of this process; infinity where there is none."""
-    return min(map(_number_in, _group_files()), default=float("inf"))
+    return min((group.limit for group in _groups(_CGROUP, _PROC)), default=float("inf"))
+
+
+@dataclass(frozen=True, slots=True)
+class FreeMemory:
+    """Memory that this process may still take."""
+
+    nbytes: int
+    source: str
+    """The limit that leaves least, for people."""
+
+
+def free_memory(cgroup: Path = _CGROUP, proc: Path = _PROC) -> FreeMemory:
+    """Return what the machine, the control groups of this process and ``RLIMIT_AS`` leave, the least of them.
+
+    Pages of files count as free: the system takes them back when it needs memory.
+    """
+    try:
+        available = _fields((proc / "meminfo").read_text())["MemAvailable:"] << 10
+        found = [FreeMemory(available, "MemAvailable of this machine")]
+    except (OSError, KeyError):  # Not Linux.
+        found = [FreeMemory(memory_bytes(), "memory of this machine")]
+    for group in _groups(cgroup, proc):
+        if group.limit < _NO_LIMIT:
+            found.append(FreeMemory(int(group.limit - group.used()), f"{group.name} of {group.path}"))
+    with suppress(OSError, ValueError):
+        used = int((proc / "self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        address_space = _limit("RLIMIT_AS")
+        if address_space < _NO_LIMIT:
+            found.append(FreeMemory(int(address_space - used), "RLIMIT_AS (ulimit -v)"))
+    least = min(found, key=lambda each: each.nbytes)
+    return FreeMemory(max(least.nbytes, 0), least.source)
 
 
 @contextmanager
@@ -121,22 +155,60 @@ def naming_channel(nbytes: int) -> Iterator[None]:
         raise OSError(error.errno, text) from error
 
 
-def _group_files() -> Iterator[Path]:
-    """Yield where the limit may stand: of this process's group, or of a container that sees its own only."""
-    yield from (_CGROUP / "memory.max", _CGROUP / "memory/memory.limit_in_bytes")
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """One memory control group, of version 1 or 2."""
+
+    path: Path
+    is_v2: bool
+
+    @property
+    def name(self) -> str:
+        """File of the limit."""
+        return "memory.max" if self.is_v2 else "memory.limit_in_bytes"
+
+    @property
+    def limit(self) -> float:
+        return _number_in(self.path / self.name, float("inf"))
+
+    def used(self) -> float:
+        """Return the memory that the system cannot take back: all but pages of files."""
+        held = _number_in(self.path / ("memory.current" if self.is_v2 else "memory.usage_in_bytes"), 0)
+        fields: dict[str, int] = {}
+        with suppress(OSError, ValueError):
+            fields = _fields((self.path / "memory.stat").read_text())
+        prefix = "" if self.is_v2 else "total_"
+        return max(held - sum(fields.get(f"{prefix}{kind}_file", 0) for kind in ("active", "inactive")), 0)
+
+
+def _groups(cgroup: Path, proc: Path) -> Iterator[_Group]:
+    """Yield the memory control groups of this process, each before its parent.
+
+    The last is what is mounted: in a container, its own group, whose path there may not exist.
+    """
+    places = {True: "", False: ""}
     with suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
+        for line in (proc / "self/cgroup").read_text().splitlines():
             _, controllers, place = line.split(":", 2)
-            if not controllers:
-                yield _CGROUP / place.lstrip("/") / "memory.max"
-            elif "memory" in controllers.split(","):
-                yield _CGROUP / "memory" / place.lstrip("/") / "memory.limit_in_bytes"
+            if not controllers or "memory" in controllers.split(","):
+                places[not controllers] = place
+    for is_v2, place in places.items():
+        mount = cgroup if is_v2 else cgroup / "memory"
+        here = mount / place.lstrip("/")
+        for path in (here, *here.parents):
+            if path.is_relative_to(mount):
+                yield _Group(path, is_v2)
 
 
-def _number_in(path: Path) -> float:
+def _number_in(path: Path, default: float) -> float:
     with suppress(OSError, ValueError):  # "max" is no number.
         return int(path.read_text())
-    return float("inf")
+    return default
+
+
+def _fields(text: str) -> dict[str, int]:
+    """Return the numbers of lines ``name number``."""
+    return {parts[0]: int(parts[1]) for parts in map(str.split, text.splitlines()) if len(parts) > 1}
 
 
 def _limit(name: str, *, hard: bool = False) -> float:

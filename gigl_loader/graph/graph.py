@@ -195,6 +195,12 @@ class Graph:
         """Size of all files together, opened or not."""
         return sum(record.nbytes for record in self.manifest.files.values())
 
+    @property
+    def structure_bytes(self) -> int:
+        """Size of the opened files that every batch reads: all but columns and texts."""
+        features = set(feature_files(self._documents))
+        return sum(self.manifest.files[name].nbytes for name in self._documents if name not in features)
+
     def verify(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Read every byte: checksums, order of ``indptr``, range of every index, ids.
 

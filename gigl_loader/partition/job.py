@@ -17,6 +17,7 @@ from gigl_loader.graph.folder import Folder
 from gigl_loader.graph.manifest import DocumentWriter
 from gigl_loader.partition.exchange import DiskSpill, Kinds, MemorySpill, Spill, row_bytes
 from gigl_loader.partition.scratch import Scratch
+from gigl_loader.resources import free_memory
 from gigl_loader.tensors import ArraySpec, spec_of
 
 if TYPE_CHECKING:
@@ -30,10 +31,6 @@ _UNITS = {"": 1, "b": 1} | {
     for base, names in ((1000, (letter, f"{letter}b")), (1024, (f"{letter}ib",)))
     for name in names
 }
-_CGROUPS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-)
 _EDGE_BYTES = 96
 """A leaf of the edge sort holds per edge: 12 to 24 bytes of spilled arrays, three int64 keys, the
 order, and the 24 bytes of the native sort."""
@@ -83,13 +80,7 @@ class Budget:
 
 def available_memory() -> int:
     """Return the bytes that this process may still use: of the machine, and of its container."""
-    found = [_field("/proc/meminfo", "MemAvailable")]
-    for limit_file, used_file in _CGROUPS:
-        limit, used = _number(limit_file), _number(used_file)
-        if limit is not None and used is not None:
-            found.append(limit - used)
-    known = [value for value in found if value is not None and value > 0]
-    return min(known, default=4 << 30)
+    return free_memory().nbytes or 4 << 30
 
 
 def parse_bytes(text: str) -> int:
@@ -125,14 +116,6 @@ def _field(path: str, name: str) -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:")), None)
-
-
-def _number(path: str) -> int | None:
-    try:
-        text = Path(path).read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
 
 
 Progress = Callable[[str, int, int], None]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gigl_loader.errors import SamplingError
+from gigl_loader.options import size_text
 from gigl_loader.resources import memory_bytes
 from gigl_loader.sampling.store import WireCounts
 
@@ -140,7 +141,7 @@ class BatchBounds:
         """Return the error for a batch of more edges. ``advice``: what to ask for instead."""
         return TooManyEdges(
             f"a batch of {num_seeds:,} seeds has more than {self.edges:,} edges, which would take "
-            f"more than {_size(self.edges * SCRATCH_BYTES_PER_EDGE)}{self.reason}: "
+            f"more than {size_text(self.edges * SCRATCH_BYTES_PER_EDGE)}{self.reason}: "
             f"ask for {advice}"
         )
 
@@ -157,11 +158,7 @@ class BatchBounds:
         """Raise ``BatchTooLarge`` for a frame of more bytes. Nothing was gathered yet."""
         if nbytes > self.nbytes:
             raise BatchTooLarge(
-                f"the frame of a batch of {num_seeds:,} seeds has {_size(nbytes)}, more than "
-                f"{_size(self.nbytes)}{self.reason}: ask for fewer seeds a batch, smaller "
+                f"the frame of a batch of {num_seeds:,} seeds has {size_text(nbytes)}, more than "
+                f"{size_text(self.nbytes)}{self.reason}: ask for fewer seeds a batch, smaller "
                 "num_neighbors or fewer columns"
             )
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"

@@ -1,0 +1,154 @@
+"""Decision where features are read from: a table, and rules that hold for every graph and every limit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gigl_loader import DistDataset, DistNeighborLoader
+from gigl_loader.graph.graph import Graph
+from gigl_loader.options import FeatureOptions
+from gigl_loader.partition import build_graph, tables_from_pyg
+from gigl_loader.resources import FreeMemory
+from gigl_loader.sampling.feature_memory import (
+    ColumnSize,
+    FeatureMemory,
+    decide,
+    decide_here,
+    place_of,
+    sizes_of,
+)
+from tests.support.pyg_graphs import graph_of, heterogeneous
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MB, GB = 10**6, 10**9
+PAPERS = {"paper": ColumnSize(8 * MB, 500)}  # 4 GB
+SMALL = {"venue": ColumnSize(1000, 100), "field": ColumnSize(2000, 100)}
+TAGS = {("paper", "has", "tag"): ColumnSize(20 * MB, 100)}  # 2 GB
+
+
+def decided(sizes: Any, free: int = 0, memory: int | None = None, **facts: Any) -> FeatureMemory:
+    facts = {"where": "files", "free": FreeMemory(free, "memory.max of /a"), **facts}
+    return decide(sizes, FeatureOptions(memory_bytes=memory), **facts)
+
+
+CASES: list[tuple[dict[str, Any], dict[Any, tuple[str, int]], str]] = [
+    ({"free": 6 * GB}, {"paper": ("memory", 4 * GB)}, "all fit in 4.5 GB: what graph and batches leave of"),
+    ({"free": 5 * GB}, {"paper": ("disk", 3750 * MB)}, "do not fit in 3.8 GB: what graph"),
+    ({"free": 6 * GB, "structure_bytes": 2 * GB}, {"paper": ("disk", 3 * GB)}, "4.0 GB do not fit in 3.0 GB"),
+    ({"free": 6 * GB, "taken": 3 * GB}, {"paper": ("disk", 2250 * MB)}, "4.0 GB do not fit in 2.2 GB"),
+    (
+        {"free": 6 * GB, "num_workers": 5, "ranks": 4},
+        {"paper": ("disk", 2927136000)},
+        "4.0 GB do not fit in 2.9 GB",
+    ),
+    ({"free": GB, "structure_bytes": GB}, {"paper": ("disk", 64 << 20)}, "4.0 GB do not fit in 67.1 MB"),
+    (
+        {"free": GB, "structure_bytes": GB, "ranks": 2},
+        {"paper": ("disk", 128 << 20)},
+        "do not fit in 134.2 MB",
+    ),
+    ({"memory": 4 * GB}, {"paper": ("memory", 4 * GB)}, "all fit in 4.0 GB: feature_memory"),
+    ({"memory": GB, "free": 9 * GB}, {"paper": ("disk", GB)}, "4.0 GB do not fit in 1.0 GB: feature_memory"),
+    ({"memory": GB, "where": "memory"}, {"paper": ("memory", 4 * GB)}, "the graph was built in memory"),
+    ({"memory": GB, "where": "elsewhere"}, {"paper": ("owners", GB)}, "rows of other hosts, kept in 1.0 GB"),
+    (
+        {"memory": 9 * GB, "where": "elsewhere", "ranks": 2},
+        {"paper": ("owners", 8 * GB)},
+        "rows of other hosts",
+    ),
+    (
+        {"memory": GB, "sizes": {**PAPERS, **SMALL}},
+        {"paper": ("disk", GB - 300_000), "venue": ("memory", 100_000), "field": ("memory", 200_000)},
+        "4.0 GB do not fit in 1.0 GB: feature_memory",
+    ),
+    (
+        {"memory": 2 * MB, "sizes": {**PAPERS, **SMALL}},
+        {"paper": ("disk", 1_840_625), "venue": ("memory", 100_000), "field": ("disk", 59_375)},
+        "do not fit in 2.0 MB",
+    ),
+    (
+        {"memory": 3 * GB, "sizes": {**PAPERS, **TAGS}},
+        {"paper": ("disk", 2 * GB), ("paper", "has", "tag"): ("disk", GB)},
+        "6.0 GB do not fit in 3.0 GB",
+    ),
+]
+"""Facts, reader and bytes of each type, and the reason of the first."""
+
+
+@pytest.mark.parametrize(("facts", "expected", "reason"), CASES, ids=range(len(CASES)))
+def test_decisions(facts: dict[str, Any], expected: dict[Any, tuple[str, int]], reason: str) -> None:
+    found = decided(**{"sizes": PAPERS, **facts})
+    assert {each.kind: (each.reader, each.nbytes) for each in found.types} == expected
+    assert reason in found.types[0].reason
+
+
+@pytest.mark.parametrize(
+    ("facts", "rule"),
+    [
+        (
+            {"free": 32 * MB},
+            r"4\.0 GB of features, and no room for a cache of 67\.1 MB in .* of 32\.0 MB, mem",
+        ),
+        ({"free": 600 * MB, "num_workers": 6}, "lower num_workers, or set feature_memory"),
+        ({"memory": 999, "ranks": 2}, "999 bytes are left .* 2 ranks needs at least one row of 'paper', 500"),
+    ],
+)
+def test_no_room_for_a_cache(facts: dict[str, Any], rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        decided(PAPERS, **facts)
+
+
+SIZES = st.dictionaries(
+    st.sampled_from("abcdef"), st.builds(ColumnSize, st.integers(0, 10**9), st.integers(0, 10**4)), max_size=6
+)
+
+
+@given(SIZES, st.integers(10**8, 10**14), st.integers(1, 8), st.sampled_from(["files", "elsewhere"]))
+def test_memory_stays_within_feature_memory(sizes: Any, memory: int, ranks: int, where: Any) -> None:
+    found = decided(sizes, memory=memory, ranks=ranks, where=where)
+    assert [each.kind for each in found.types] == [kind for kind, size in sizes.items() if size.nbytes]
+    mapped = sum(each.nbytes for each in found.types if each.reader == "memory")
+    assert mapped + ranks * sum(found.share.values()) <= memory
+    total = sum(size.nbytes for size in sizes.values())
+    assert (where == "files" and total <= memory) == (not found.share) or not total
+    for each in found.types:
+        assert each.size.row_bytes <= found.share.get(each.kind, each.nbytes) <= each.size.nbytes
+
+
+def test_what_is_decided_is_told_in_one_clause() -> None:
+    assert str(decided({})) == "no features"
+    assert str(decided(PAPERS, 9 * GB)) == "features in memory"
+    found = decided({**PAPERS, **SMALL}, memory=3 * GB, ranks=2)
+    assert str(found) == "features from disk (cache of 1.5 GB)"
+    assert str(replace(found, ranks=1)) == "features from disk (cache of 3.0 GB)"
+    assert str(decided(TAGS, memory=GB, where="elsewhere")) == "features from owners (cache of 1.0 GB)"
+    [tags] = decided(TAGS, memory=GB).to_json()
+    assert tags["type"] == ["paper", "has", "tag"]
+    assert (tags["reader"], tags["columns_bytes"], tags["memory_bytes"]) == ("disk", 2 * GB, GB)
+
+
+def test_a_request_is_decided_for_the_columns_that_its_batches_carry(tmp_path: Path) -> None:
+    build_graph(tables_from_pyg(heterogeneous()), tmp_path / "graph", num_partitions=2)
+    graph = Graph.open(tmp_path / "graph")
+    assert [place_of(graph), place_of(Graph.open(tmp_path / "graph", parts=[1]))] == ["files", "elsewhere"]
+    assert place_of(graph_of(heterogeneous())) == "memory"
+    sizes = sizes_of(graph.schema)
+    features = sum(size.nbytes for size in sizes.values())
+    files = (path for kind in ("nodes", "edges") for path in (tmp_path / "graph").glob(f"*/{kind}/*"))
+    assert features <= sum(path.stat().st_size for path in files) <= graph.nbytes - graph.structure_bytes
+
+    options: dict[str, Any] = {"node_columns": {"user": []}, "num_workers": 0, "feature_memory": 2000}
+    with DistNeighborLoader(DistDataset(graph), [2, 2], ("item", None), **options) as loader:
+        found = decide_here(graph, loader._source_request())
+    assert {each.kind: each.size for each in found.types} == {
+        kind: size for kind, size in sizes.items() if kind != "user" and size.nbytes
+    }
+    assert {each.reader for each in found.types} == {"disk"}
+    assert sum(each.nbytes for each in found.types) <= 2000
