@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gigl_loader.errors import SamplingError, StorageUnavailable, WorkerDied
-from gigl_loader.options import StoreOptions
+from gigl_loader.options import FeatureOptions, StoreOptions
 from gigl_loader.sampling.schedule import OneBatch
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ class SingleBatches:
             schedule=self._schedule,
             num_workers=0,
             store=StoreOptions(),
-            features=None,
+            features=FeatureOptions(),
             group=None,
             alone=True,
             start_gap_s=None,

@@ -11,6 +11,7 @@ owners    on other hosts or storage servers, in front of which there is a cache
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -19,13 +20,15 @@ from gigl_loader.options import size_text
 from gigl_loader.resources import FreeMemory, free_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from gigl_loader.graph.graph import Graph
     from gigl_loader.graph.schema import Column, GraphSchema
     from gigl_loader.options import EdgeType, FeatureOptions, NodeType
     from gigl_loader.sampling.frame_schema import FrameSchema
     from gigl_loader.sampling.source import SourceRequest
+
+logger = logging.getLogger(__name__)
 
 Reader: TypeAlias = Literal["memory", "disk", "owners"]
 Where: TypeAlias = Literal["memory", "files", "elsewhere"]
@@ -39,8 +42,6 @@ _LEAST_CACHE = 64 << 20
 """Of a rank: rows of a batch or two."""
 _SMALL = 1 / 16
 """Of the memory for features: types that fit in it together are mapped."""
-_PARTS = 16
-"""Of an equal share of the caches, a type has one at least: rows of small types are wanted more often."""
 
 
 class ColumnSize(NamedTuple):
@@ -59,50 +60,67 @@ ColumnSizes: TypeAlias = "Mapping[NodeType | EdgeType, ColumnSize]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypeMemory:
-    """Reader of the rows of one type, and the memory for it."""
+    """Reader of the rows of one type."""
 
     kind: NodeType | EdgeType
     size: ColumnSize
     reader: Reader
-    nbytes: int
-    """Memory of the host: of the columns, or of the caches of all ranks."""
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureMemory:
-    """Readers by type, for the columns of a loader's batches."""
+    """Readers by type, for the columns of a loader's batches, and the cache in front of them."""
 
     types: tuple[TypeMemory, ...]
     """Types of which batches carry columns."""
+    cache_bytes: int = 0
+    """Memory for rows that are not mapped, of all ranks of the host."""
     ranks: int = 1
-    """On this host, each with caches of its own."""
+    """On this host, each with a cache of its own."""
 
     @property
-    def share(self) -> dict[NodeType | EdgeType, int]:
-        """Bytes of the cache of one rank, by type. Types that are mapped have none."""
-        return {each.kind: each.nbytes // self.ranks for each in self.types if each.reader != "memory"}
+    def share(self) -> int:
+        """Bytes of the cache of one rank."""
+        return self.cache_bytes // self.ranks
 
-    def to_json(self) -> list[dict[str, Any]]:
-        """Return a mapping for each type, for ``stats()`` and ``--json``."""
-        return [
-            {
-                "type": each.kind if isinstance(each.kind, str) else list(each.kind),
-                "reader": each.reader,
-                "columns_bytes": each.size.nbytes,
-                "memory_bytes": each.nbytes,
-                "reason": each.reason,
-            }
-            for each in self.types
-        ]
+    @property
+    def cached(self) -> frozenset[NodeType | EdgeType]:
+        """Types whose rows are read through the cache. Columns of other types are mapped."""
+        return frozenset(each.kind for each in self.types if each.reader != "memory")
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of the columns that are mapped."""
+        return sum(each.size.nbytes for each in self.types if each.reader == "memory")
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Reasons of the decision, each once."""
+        return tuple(dict.fromkeys(each.reason for each in self.types))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, for ``stats()`` and ``--json``."""
+        return {
+            "mapped_bytes": self.mapped_bytes,
+            "cache_bytes": self.cache_bytes,
+            "types": [
+                {
+                    "type": each.kind if isinstance(each.kind, str) else list(each.kind),
+                    "bytes": each.size.nbytes,
+                    "reader": each.reader,
+                    "reason": each.reason,
+                }
+                for each in self.types
+            ],
+        }
 
     def __str__(self) -> str:
         """Return one clause, such as ``features from disk (cache of 1.2 GB)``."""
-        cached = sum(self.share.values())
         readers = sorted({each.reader for each in self.types if each.reader != "memory"})
         if not readers:
             return "features in memory" if self.types else "no features"
-        return f"features from {' and '.join(readers)} (cache of {size_text(cached)})"
+        return f"features from {' and '.join(readers)} (cache of {size_text(self.share)})"
 
 
 def decide(
@@ -124,8 +142,7 @@ def decide(
     """
     sizes = {kind: size for kind, size in sizes.items() if size.nbytes}
     if where == "memory":
-        reason = "the graph was built in memory"
-        return FeatureMemory(types=tuple(_mapped(sizes, sizes, reason)), ranks=ranks)
+        return _decided(sizes, sizes, "memory", ["the graph was built in memory"])
     total = sum(size.nbytes for size in sizes.values())
     if options.memory_bytes is not None:
         budget, origin = options.memory_bytes, "feature_memory"
@@ -136,28 +153,50 @@ def decide(
         if total > budget:
             budget = _at_least(budget, left, min(ranks * _LEAST_CACHE, total), total, origin)
     room = f"{size_text(budget)}: {origin}"
-    if where == "files" and total <= budget:
-        return FeatureMemory(types=tuple(_mapped(sizes, sizes, f"all fit in {room}")), ranks=ranks)
-    small = _small(sizes, int(budget * _SMALL)) if where == "files" else []
-    mapped = list(_mapped(sizes, small, f"small beside {room}"))
-    budget -= sum(each.nbytes for each in mapped)
-    reader: Reader = "disk" if where == "files" else "owners"
-    rest = {kind: size for kind, size in sizes.items() if kind not in small}
-    total = sum(size.nbytes for size in rest.values())
-    lies = f"{size_text(total)} do not fit in" if where == "files" else "rows of other hosts, kept in"
-    cached = [
-        TypeMemory(kind=kind, size=rest[kind], reader=reader, nbytes=nbytes, reason=f"{lies} {room}")
-        for kind, nbytes in _divided(budget, rest, ranks).items()
+    if where == "elsewhere":
+        reason = f"rows of other hosts are kept in {room}"
+        return _decided(
+            sizes, (), "owners", ["", reason], cache_bytes=min(budget, ranks * total), ranks=ranks
+        )
+    if total <= budget:
+        return _decided(sizes, sizes, "memory", [f"all features fit in {room}"])
+    small = _small(sizes, int(budget * _SMALL))
+    reasons = [f"small beside {room}", f"{size_text(total)} of features do not fit in {room}"]
+    budget -= sum(sizes[kind].nbytes for kind in small)
+    return _decided(sizes, small, "disk", reasons, cache_bytes=budget, ranks=ranks)
+
+
+def _decided(
+    sizes: ColumnSizes,
+    mapped: Collection[NodeType | EdgeType],
+    reader: Reader,
+    reasons: Sequence[str],
+    *,
+    cache_bytes: int = 0,
+    ranks: int = 1,
+) -> FeatureMemory:
+    """``reasons``: of the types that are mapped, and of those that ``reader`` reads."""
+    types = [
+        TypeMemory(kind=kind, size=size, reader="memory", reason=reasons[0])
+        if kind in mapped
+        else TypeMemory(kind=kind, size=size, reader=reader, reason=reasons[1])
+        for kind, size in sizes.items()
     ]
-    order = {kind: place for place, kind in enumerate(sizes)}
-    types = sorted([*mapped, *cached], key=lambda each: order[each.kind])
-    return FeatureMemory(types=tuple(types), ranks=ranks)
+    row = max((sizes[kind].row_bytes for kind in sizes if kind not in mapped), default=0)
+    if cache_bytes // ranks < row:
+        raise ValueError(
+            f"feature_memory is too small: {cache_bytes} bytes are left for caches, and each of {ranks} "
+            f"ranks needs at least one row, {row} bytes"
+        )
+    return FeatureMemory(types=tuple(types), cache_bytes=cache_bytes, ranks=ranks)
 
 
 def decide_here(graph: Graph, request: SourceRequest, *, taken: int = 0) -> FeatureMemory:
-    """Return where the features of a request's batches are read from, on this machine as it is now."""
-    assert request.features is not None
-    return decide(
+    """Return where the features of a request's batches are read from, on this machine as it is now.
+
+    It is logged, once for each loader.
+    """
+    found = decide(
         sizes_in(request.plan.frame(graph.schema), graph.schema),
         request.features,
         where=place_of(graph),
@@ -167,6 +206,8 @@ def decide_here(graph: Graph, request: SourceRequest, *, taken: int = 0) -> Feat
         num_workers=request.num_workers,
         taken=taken,
     )
+    logger.info("%s: %s", request.name, "; ".join([str(found), *found.reasons]))
+    return found
 
 
 def place_of(graph: Graph) -> Where:
@@ -212,25 +253,3 @@ def _small(sizes: ColumnSizes, most: int) -> list[NodeType | EdgeType]:
             break
         small.append(kind)
     return small
-
-
-def _divided(budget: int, sizes: ColumnSizes, ranks: int) -> dict[NodeType | EdgeType, int]:
-    """Return the bytes of the caches of each type: in proportion to its columns, and a part at least."""
-    total, caches = sum(size.nbytes for size in sizes.values()), dict[Any, int]()
-    for kind in sorted(sizes, key=lambda kind: sizes[kind].nbytes):
-        size = sizes[kind]
-        part = budget // (_PARTS * (len(sizes) - len(caches)))
-        caches[kind] = min(max(budget * size.nbytes // total, part), ranks * size.nbytes)
-        if caches[kind] // ranks < size.row_bytes:
-            raise ValueError(
-                f"feature_memory is too small: {budget} bytes are left for caches, and each of {ranks} ranks "
-                f"needs at least one row of {kind!r}, {size.row_bytes} bytes"
-            )
-        budget, total = budget - caches[kind], total - size.nbytes
-    return caches
-
-
-def _mapped(sizes: ColumnSizes, kinds: Iterable[NodeType | EdgeType], reason: str) -> Iterator[TypeMemory]:
-    for kind in kinds:
-        size = sizes[kind]
-        yield TypeMemory(kind=kind, size=size, reader="memory", nbytes=size.nbytes, reason=reason)

@@ -6,7 +6,7 @@ One contract suite (``tests/contract``) runs against every implementation of ``B
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from gigl_loader.channel.frame import Failure, Frame
 from gigl_loader.channel.ring import SlotPool, private_slots
 from gigl_loader.errors import StorageUnavailable
+from gigl_loader.options import FeatureOptions
 from gigl_loader.retry import Backoff
 from gigl_loader.sampling.schedule import SeedWeightedSampler
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.arrays import Bytes
     from gigl_loader.group import RankGroup
-    from gigl_loader.options import FeatureOptions, StoreOptions, WorkerOptions
+    from gigl_loader.options import StoreOptions, WorkerOptions
     from gigl_loader.sampling.costs import BatchBounds, CostCounter
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.plan import BatchPlan
@@ -60,8 +61,7 @@ class SourceRequest:
     """Between the starts of local ranks, or of batches of leaders."""
     shared: SharedTensors | None = None
     """For code of the user that samples."""
-    features: FeatureOptions | None = None
-    """``None``: batches come one by one, without a window, and each reads its rows where they lie."""
+    features: FeatureOptions = field(default_factory=FeatureOptions)
 
 
 class SampledBatch(Protocol):

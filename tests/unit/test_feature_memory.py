@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -38,54 +39,62 @@ def decided(sizes: Any, free: int = 0, memory: int | None = None, **facts: Any) 
     return decide(sizes, FeatureOptions(memory_bytes=memory), **facts)
 
 
-CASES: list[tuple[dict[str, Any], dict[Any, tuple[str, int]], str]] = [
-    ({"free": 6 * GB}, {"paper": ("memory", 4 * GB)}, "all fit in 4.5 GB: what graph and batches leave of"),
-    ({"free": 5 * GB}, {"paper": ("disk", 3750 * MB)}, "do not fit in 3.8 GB: what graph"),
-    ({"free": 6 * GB, "structure_bytes": 2 * GB}, {"paper": ("disk", 3 * GB)}, "4.0 GB do not fit in 3.0 GB"),
-    ({"free": 6 * GB, "taken": 3 * GB}, {"paper": ("disk", 2250 * MB)}, "4.0 GB do not fit in 2.2 GB"),
+CASES: list[tuple[dict[str, Any], str, int, str]] = [
     (
-        {"free": 6 * GB, "num_workers": 5, "ranks": 4},
-        {"paper": ("disk", 2927136000)},
-        "4.0 GB do not fit in 2.9 GB",
+        {"free": 6 * GB},
+        "memory",
+        0,
+        "all features fit in 4.5 GB: what graph and batches leave of 6.0 GB",
     ),
-    ({"free": GB, "structure_bytes": GB}, {"paper": ("disk", 64 << 20)}, "4.0 GB do not fit in 67.1 MB"),
     (
-        {"free": GB, "structure_bytes": GB, "ranks": 2},
-        {"paper": ("disk", 128 << 20)},
-        "do not fit in 134.2 MB",
+        {"free": 5 * GB},
+        "disk",
+        3750 * MB,
+        "4.0 GB of features do not fit in 3.8 GB: what graph",
     ),
-    ({"memory": 4 * GB}, {"paper": ("memory", 4 * GB)}, "all fit in 4.0 GB: feature_memory"),
-    ({"memory": GB, "free": 9 * GB}, {"paper": ("disk", GB)}, "4.0 GB do not fit in 1.0 GB: feature_memory"),
-    ({"memory": GB, "where": "memory"}, {"paper": ("memory", 4 * GB)}, "the graph was built in memory"),
-    ({"memory": GB, "where": "elsewhere"}, {"paper": ("owners", GB)}, "rows of other hosts, kept in 1.0 GB"),
+    ({"free": 6 * GB, "structure_bytes": 2 * GB}, "disk", 3 * GB, "4.0 GB of features do not fit in 3.0 GB"),
+    ({"free": 6 * GB, "taken": 3 * GB}, "disk", 2250 * MB, "4.0 GB of features do not fit in 2.2 GB"),
+    ({"free": 6 * GB, "num_workers": 5, "ranks": 4}, "disk", 2927136000, "do not fit in 2.9 GB"),
+    ({"free": GB, "structure_bytes": GB}, "disk", 64 << 20, "do not fit in 67.1 MB"),
+    ({"free": GB, "structure_bytes": GB, "ranks": 2}, "disk", 128 << 20, "do not fit in 134.2 MB"),
+    ({"memory": 4 * GB}, "memory", 0, "all features fit in 4.0 GB: feature_memory"),
+    ({"memory": GB, "free": 9 * GB}, "disk", GB, "4.0 GB of features do not fit in 1.0 GB: feature_memory"),
+    ({"memory": GB, "where": "memory"}, "memory", 0, "the graph was built in memory"),
+    ({"memory": GB, "where": "elsewhere"}, "owners", GB, "rows of other hosts are kept in 1.0 GB"),
     (
         {"memory": 9 * GB, "where": "elsewhere", "ranks": 2},
-        {"paper": ("owners", 8 * GB)},
-        "rows of other hosts",
+        "owners",
+        8 * GB,
+        "rows of other hosts are",
     ),
     (
-        {"memory": GB, "sizes": {**PAPERS, **SMALL}},
-        {"paper": ("disk", GB - 300_000), "venue": ("memory", 100_000), "field": ("memory", 200_000)},
-        "4.0 GB do not fit in 1.0 GB: feature_memory",
+        {"sizes": {**PAPERS, **SMALL}, "memory": GB},
+        "disk memory memory",
+        GB - 300_000,
+        "do not fit in 1.0 GB",
+    ),
+    ({"sizes": {**PAPERS, **SMALL}, "memory": 2 * MB}, "disk memory disk", 1_900_000, "do not fit in 2.0 MB"),
+    (
+        {"sizes": {**PAPERS, **TAGS}, "memory": 3 * GB},
+        "disk disk",
+        3 * GB,
+        "6.0 GB of features",
     ),
     (
-        {"memory": 2 * MB, "sizes": {**PAPERS, **SMALL}},
-        {"paper": ("disk", 1_840_625), "venue": ("memory", 100_000), "field": ("disk", 59_375)},
-        "do not fit in 2.0 MB",
-    ),
-    (
-        {"memory": 3 * GB, "sizes": {**PAPERS, **TAGS}},
-        {"paper": ("disk", 2 * GB), ("paper", "has", "tag"): ("disk", GB)},
-        "6.0 GB do not fit in 3.0 GB",
+        {"sizes": {**PAPERS, "tag": ColumnSize(9, 0)}, "memory": GB},
+        "disk",
+        GB,
+        "4.0 GB of features do not fit",
     ),
 ]
-"""Facts, reader and bytes of each type, and the reason of the first."""
+"""Facts, readers of the types, bytes of the caches, and the reason of the first type."""
 
 
-@pytest.mark.parametrize(("facts", "expected", "reason"), CASES, ids=range(len(CASES)))
-def test_decisions(facts: dict[str, Any], expected: dict[Any, tuple[str, int]], reason: str) -> None:
+@pytest.mark.parametrize(("facts", "readers", "cache_bytes", "reason"), CASES, ids=range(len(CASES)))
+def test_decisions(facts: dict[str, Any], readers: str, cache_bytes: int, reason: str) -> None:
     found = decided(**{"sizes": PAPERS, **facts})
-    assert {each.kind: (each.reader, each.nbytes) for each in found.types} == expected
+    assert [each.reader for each in found.types] == readers.split()
+    assert found.cache_bytes == cache_bytes
     assert reason in found.types[0].reason
 
 
@@ -94,10 +103,10 @@ def test_decisions(facts: dict[str, Any], expected: dict[Any, tuple[str, int]], 
     [
         (
             {"free": 32 * MB},
-            r"4\.0 GB of features, and no room for a cache of 67\.1 MB in .* of 32\.0 MB, mem",
+            r"4\.0 GB of features, and no room for a cache of 67\.1 MB in .* of 32\.0 MB",
         ),
         ({"free": 600 * MB, "num_workers": 6}, "lower num_workers, or set feature_memory"),
-        ({"memory": 999, "ranks": 2}, "999 bytes are left .* 2 ranks needs at least one row of 'paper', 500"),
+        ({"memory": 999, "ranks": 2}, "999 bytes are left .* each of 2 ranks needs at least one row, 500"),
     ],
 )
 def test_no_room_for_a_cache(facts: dict[str, Any], rule: str) -> None:
@@ -114,12 +123,10 @@ SIZES = st.dictionaries(
 def test_memory_stays_within_feature_memory(sizes: Any, memory: int, ranks: int, where: Any) -> None:
     found = decided(sizes, memory=memory, ranks=ranks, where=where)
     assert [each.kind for each in found.types] == [kind for kind, size in sizes.items() if size.nbytes]
-    mapped = sum(each.nbytes for each in found.types if each.reader == "memory")
-    assert mapped + ranks * sum(found.share.values()) <= memory
+    assert found.mapped_bytes + ranks * found.share <= memory
     total = sum(size.nbytes for size in sizes.values())
-    assert (where == "files" and total <= memory) == (not found.share) or not total
-    for each in found.types:
-        assert each.size.row_bytes <= found.share.get(each.kind, each.nbytes) <= each.size.nbytes
+    assert bool(found.cached) == (total > 0 and (where == "elsewhere" or total > memory))
+    assert sum(size.nbytes for kind, size in sizes.items() if kind not in found.cached) == found.mapped_bytes
 
 
 def test_what_is_decided_is_told_in_one_clause() -> None:
@@ -129,9 +136,11 @@ def test_what_is_decided_is_told_in_one_clause() -> None:
     assert str(found) == "features from disk (cache of 1.5 GB)"
     assert str(replace(found, ranks=1)) == "features from disk (cache of 3.0 GB)"
     assert str(decided(TAGS, memory=GB, where="elsewhere")) == "features from owners (cache of 1.0 GB)"
-    [tags] = decided(TAGS, memory=GB).to_json()
-    assert tags["type"] == ["paper", "has", "tag"]
-    assert (tags["reader"], tags["columns_bytes"], tags["memory_bytes"]) == ("disk", 2 * GB, GB)
+    plain = json.loads(json.dumps(decided({**TAGS, **SMALL}, memory=GB).to_json()))
+    assert (plain["mapped_bytes"], plain["cache_bytes"]) == (300_000, GB - 300_000)
+    assert [each.pop("reader") for each in plain["types"]] == ["disk", "memory", "memory"]
+    reason = "2.0 GB of features do not fit in 1.0 GB: feature_memory"
+    assert plain["types"][0] == {"type": ["paper", "has", "tag"], "bytes": 2 * GB, "reason": reason}
 
 
 def test_a_request_is_decided_for_the_columns_that_its_batches_carry(tmp_path: Path) -> None:
@@ -151,4 +160,4 @@ def test_a_request_is_decided_for_the_columns_that_its_batches_carry(tmp_path: P
         kind: size for kind, size in sizes.items() if kind != "user" and size.nbytes
     }
     assert {each.reader for each in found.types} == {"disk"}
-    assert sum(each.nbytes for each in found.types) <= 2000
+    assert found.share == 2000
