@@ -239,7 +239,7 @@ std::vector<int64_t> CacheIndex::Victims(std::span<const std::span<const int64_t
   if (!counts_.empty()) rank |= static_cast<uint32_t>(ClassOf(RankByCount(rank), left));
   int32_t last = 0;
   for (int shift = first_ < 1 << 16 ? 0 : 16; shift >= 0; shift -= 16) {
-    std::vector<int64_t> sizes(1 << 16);
+    std::vector<int64_t> sizes(std::min(first_ >> shift, 0xFFFF) + 1);
     for (const Slot& slot : slots_) {
       if (!Evictable(slot) || slot.rank != rank || (shift == 0 && slot.last >> 16 != last >> 16)) continue;
       ++sizes[(slot.last >> shift) & 0xFFFF];

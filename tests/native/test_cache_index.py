@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gigl_loader.native import CacheIndex
 
@@ -79,48 +78,46 @@ class PlainCache:
         self.counts = counts
 
 
-@given(
-    st.data(),
-    st.integers(1, 12),
-    st.booleans(),
-    st.sampled_from([1, 7, 1 << 20, 1 << 40, (1 << 40) + 1, 1 << 56]),
-)
-def test_windows_like_a_plain_cache(data: st.DataObject, num_slots: int, counted: bool, stride: int) -> None:
-    num_rows = 20
-    stride = 1 if counted else stride
-    index = CacheIndex(num_slots, num_rows if counted else 0)
-    plain = PlainCache(num_slots, num_rows if counted else 0)
-    rows = st.integers(0, num_rows - 1).map(lambda row: row * stride)
-    batch = st.lists(rows, max_size=6)
-    for step in data.draw(
-        st.lists(st.sampled_from(["plan", "plan", "release", "forget", "count", "preset"]), max_size=30)
-    ):
-        if step == "plan":
-            batches, ahead = (data.draw(st.lists(batch, max_size=size)) for size in (2, 5))
-            found, wanted = index.plan(arrays(batches), arrays(ahead)), plain.plan(batches, ahead)
-            assert (found is None) == (wanted is None)
-            if found is not None:
-                window, slots, missing, missing_slots = found
-                assert (
-                    window,
-                    [each.tolist() for each in slots],
-                    missing.tolist(),
-                    missing_slots.tolist(),
-                ) == wanted
-        elif step in ("release", "forget") and plain.missing:
-            window = data.draw(st.sampled_from(sorted(plain.missing)))
-            getattr(index, step)(window)
-            getattr(plain, step)(window)
-        elif step == "count" and counted:
-            seen = data.draw(batch) * data.draw(st.sampled_from([1, 40, 300]))
-            index.count(np.array(seen, np.int64))
-            plain.count(seen)
-        elif step == "preset" and counted:
-            counts = data.draw(st.lists(st.integers(0, 255), min_size=num_rows, max_size=num_rows))
-            index.preset(np.array(counts, np.uint8))
-            plain.preset(counts)
-        assert (index.num_used, index.num_pinned) == (len(plain.slot), len(plain.pinned()))
-        assert (index.hits, index.evicted) == (plain.hits, plain.evicted)
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("stride", [1, 7, 1 << 20, (1 << 40) + 1, 1 << 56])
+def test_windows_like_a_plain_cache(stride: int, counted: bool) -> None:
+    if counted and stride > 7:
+        stride = 3
+    num_rows = 24
+    for seed in range(150):
+        draws = random.Random(f"{stride} {counted} {seed}")
+        num_slots = draws.randint(1, 16)
+        index = CacheIndex(num_slots, num_rows * stride if counted else 0)
+        plain = PlainCache(num_slots, num_rows * stride if counted else 0)
+
+        def batches(most: int, draws: random.Random = draws) -> list[list[int]]:
+            sizes = [draws.randint(0, 5) for _ in range(draws.randint(0, most))]
+            return [[draws.randrange(num_rows) * stride for _ in range(size)] for size in sizes]
+
+        for _ in range(40):
+            step = draws.choice(["plan", "plan", "release", "forget", "count", "preset"])
+            if step == "plan":
+                window, ahead = batches(3), batches(6)
+                found, wanted = index.plan(arrays(window), arrays(ahead)), plain.plan(window, ahead)
+                assert (found is None) == (wanted is None)
+                if found is not None:
+                    slots = [each.tolist() for each in found[1]]
+                    assert (found[0], slots, found[2].tolist(), found[3].tolist()) == wanted
+            elif step == "release" or (step == "forget" and draws.random() < 0.3):
+                for number in draws.sample([*plain.missing], draws.randint(0, len(plain.missing))):
+                    if number in plain.missing:
+                        getattr(index, step)(number)
+                        getattr(plain, step)(number)
+            elif step == "count" and counted:
+                seen = [row for batch in batches(3) for row in batch] * draws.choice([1, 1, 40, 300])
+                index.count(np.array(seen, np.int64))
+                plain.count(seen)
+            elif step == "preset" and counted and draws.random() < 0.2:
+                counts = [draws.randint(0, 255) for _ in range(num_rows * stride)]
+                index.preset(np.array(counts, np.uint8))
+                plain.preset(counts)
+            assert (index.num_used, index.num_pinned) == (len(plain.slot), len(plain.pinned()))
+            assert (index.hits, index.evicted) == (plain.hits, plain.evicted)
 
 
 def strided(count: int, stride: int) -> np.ndarray:
@@ -161,6 +158,19 @@ def test_windows_of_rows_that_collide(known: np.ndarray) -> None:
             index.release(pinned.pop(0))
     assert index.num_used == 8192
     assert 0 < index.evicted < index.hits
+
+
+def test_the_least_recent_window_among_many() -> None:
+    index = CacheIndex(3)
+    for _ in range((1 << 16) - 8):
+        index.release(index.plan([])[0])  # type: ignore[index]
+    for turn in range(20):
+        planned = index.plan([np.array([turn % 5])])
+        assert planned is not None
+        window, slots, missing, _ = planned
+        assert (slots[0].tolist(), missing.tolist()) == ([turn % 3], [turn % 5])
+        index.release(window)
+    assert window > 1 << 16
 
 
 def test_a_window_larger_than_the_cache_changes_nothing() -> None:
