@@ -156,7 +156,7 @@ class ChannelPool:
         """Return transport, batches and reconnects, in total and by server."""
         return {
             "transport": _one_of(channel.transport for channel in self),
-            "rows": _one_of(channel.rows for channel in self),
+            "rows_come": _one_of(channel.rows for channel in self),
             "reconnects": sum(max(channel.reconnects, 0) for channel in self),
             "servers": [
                 {

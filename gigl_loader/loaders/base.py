@@ -31,7 +31,7 @@ from gigl_loader.loaders.input_times import request_alone, without_past
 from gigl_loader.loaders.inputs import SeedNodes, read_seed_nodes, read_seed_weights, seed_draw
 from gigl_loader.loaders.placement import Placement, PlacementOptions
 from gigl_loader.loaders.state import Epochs, Place, describe_run, read_state, state_of
-from gigl_loader.loaders.stream import BatchPipeline, FrameStream, Progress, SingleBatches
+from gigl_loader.loaders.stream import BatchPipeline, FrameStream, Progress, RowCounter, SingleBatches
 from gigl_loader.loaders.transfer import target_device, transfer_to
 from gigl_loader.native import draws
 from gigl_loader.sampling.plan import SamplerArguments, read_columns
@@ -130,6 +130,7 @@ class BaseDistLoader(FixedArguments):
             )
             self._random_seed = checked.seed is None
             self._plan(self._placement.run_seed(checked.seed))
+            self._rows = RowCounter.of(dataset, self.plan.frame(dataset.schema))
             # Now, since the dataset may not be reachable later, when the state is needed most.
             self._made_with = describe_run(dataset, self.plan, self._seeds, self._schedule)
             self._seeds = self._seeds.without_ids()
@@ -280,15 +281,10 @@ class BaseDistLoader(FixedArguments):
 
         ``seconds_waiting`` for batches, ``seconds_copying`` to the device, ``seconds_collating``, and
         ``seconds_transforming`` in the user's ``transform``; ``seeds_without_past``: see ``time_attr``.
+        ``rows`` counts rows of features ``wanted``, and by origin: ``cache``, ``memory``, ``disk``, ``wire``.
         """
-        seconds = {f"seconds_{kind}": value for kind, value in self._pipeline.seconds.items()}
-        return {
-            **self._frames.source_stats(),
-            **seconds,
-            "seconds_waiting": self._frames.seconds_waiting,
-            "batches": self._pipeline.batches,
-            SEEDS_WITHOUT_PAST: self._pipeline.counted[SEEDS_WITHOUT_PAST],
-        }
+        rows = {"rows": self._rows.read()}  # Where the source does not count them.
+        return {**rows, **self._frames.stats(), **self._pipeline.stats()}
 
     def shutdown(self) -> None:
         """End the sampling processes. Calling it again does nothing; ``state_dict`` still works."""
@@ -315,9 +311,10 @@ class BaseDistLoader(FixedArguments):
 
     def __repr__(self) -> str:
         state = "" if self._frames.is_open else ", shut down"
+        features = "" if self._frames.memory is None else f", {self._frames.memory}"
         return (
             f"{type(self).__name__}({len(self):,} batches of {self.batch_size}, "
-            f"{self.num_workers} workers, seed {self.seed}, on {self.device}{state})"
+            f"{self.num_workers} workers, seed {self.seed}, on {self.device}{features}{state})"
         )
 
     # Inside
@@ -467,6 +464,7 @@ class BaseDistLoader(FixedArguments):
             # Interrupted: the next call must not miss the batch that was in hand.
             self._frames.lose_place()
             raise
+        self._rows.add(frame)
         progress.give(frame.batch)
         if self._pipeline.counted[SEEDS_WITHOUT_PAST] and not self._has_warned:
             self._has_warned = True

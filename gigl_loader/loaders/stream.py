@@ -11,21 +11,27 @@ import weakref
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from gigl_loader.errors import SamplingError, StorageUnavailable, WorkerDied
 from gigl_loader.options import FeatureOptions, StoreOptions
+from gigl_loader.sampling.request import SEEDS_WITHOUT_PAST
 from gigl_loader.sampling.schedule import OneBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gigl_loader.channel.frame import Frame
+    from gigl_loader.loaders.dataset import Dataset
     from gigl_loader.loaders.transfer import FrameTensors, Transfer
+    from gigl_loader.sampling.feature_memory import FeatureMemory
+    from gigl_loader.sampling.frame_schema import FrameSchema
     from gigl_loader.sampling.request import BatchRequest
     from gigl_loader.sampling.source import BatchSource, SourceRequest
 
 _LOGGER = logging.getLogger(__name__)
+_ORIGINS = ("cache", "memory", "disk", "wire")
+"""Of rows."""
 _STEPS = ("copying", "collating", "transforming")
 
 
@@ -57,6 +63,44 @@ class BatchPipeline:
         self.batches += 1
         self.counted.update(frame.counters)
         return batch
+
+    def stats(self) -> dict[str, Any]:
+        """Return the counters of batches, and seconds by step."""
+        seconds = {f"seconds_{step}": value for step, value in self.seconds.items()}
+        return {"batches": self.batches, **seconds, SEEDS_WITHOUT_PAST: self.counted[SEEDS_WITHOUT_PAST]}
+
+
+class RowCounter:
+    """Rows of features in the frames of a plan, where no source counts them."""
+
+    def __init__(self, frame: FrameSchema, origin: Literal["memory", "wire"] | None) -> None:
+        """``origin`` of all rows. ``None``: not known."""
+        self._types = [
+            (each.features[0].name, sum(array.column.row_bytes for array in each.features))
+            for each in (*frame.nodes, *frame.edges)
+            if each.features
+        ]
+        self._origin = origin
+        self._rows = self._bytes = 0
+
+    @classmethod
+    def of(cls, dataset: Dataset, frame: FrameSchema) -> RowCounter:
+        """Return the counter of a loader: rows lie on this host, on servers, or on several hosts."""
+        if getattr(dataset, "_is_on_this_host", False):
+            return cls(frame, "memory")
+        return cls(frame, "wire" if dataset.num_servers else None)
+
+    def add(self, frame: Frame) -> None:
+        """Count the rows of a frame. It costs two additions a type."""
+        for name, row_bytes in self._types:
+            count = frame.layout.specs[name].shape[0]
+            self._rows += count
+            self._bytes += count * row_bytes
+
+    def read(self) -> dict[str, Any]:
+        """Return rows wanted, rows by origin, bytes of rows that were in no cache, and seconds of waiting."""
+        rows = {origin: self._rows if origin == self._origin else 0 for origin in _ORIGINS}
+        return {"wanted": self._rows, **rows, "bytes": self._bytes, "seconds_waiting": 0.0}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -126,9 +170,15 @@ class FrameStream:
         self.is_open = False
         self._close()
 
-    def source_stats(self) -> dict[str, Any]:
-        """Return the counters of the latest source, also when it is closed."""
-        return self.source.stats()
+    def stats(self) -> dict[str, Any]:
+        """Return the counters of the latest source, also when it is closed, and seconds of waiting for it."""
+        memory = {} if self.memory is None else {"feature_memory": self.memory.to_json()}
+        return {**self.source.stats(), **memory, "seconds_waiting": self.seconds_waiting}
+
+    @property
+    def memory(self) -> FeatureMemory | None:
+        """Where the latest source reads features; ``None`` where it does not say."""
+        return getattr(self.source, "memory", None)
 
     def turn_to(self, progress: Progress) -> None:
         """Let the source sample ahead in this epoch, from the first batch that was not given."""

@@ -19,7 +19,7 @@ from gigl_loader import BaseDistLoader, DistDataset, DistNeighborLoader, Samplin
 from gigl_loader.channel.frame import Frame
 from gigl_loader.sampling.plan import BatchPlan
 from tests.support.made import record_sources
-from tests.support.pyg_graphs import graph_of, homogeneous, same_batch
+from tests.support.pyg_graphs import graph_of, heterogeneous, homogeneous, same_batch
 from tests.support.scripted import Script, ScriptedDataset
 
 GRAPH = graph_of(homogeneous())
@@ -445,6 +445,30 @@ def test_stats_tell_where_time_went(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("waiting", "copying", "collating"):
         assert 0 < stats[f"seconds_{kind}"] < 5
     assert set(stats) >= set(sources[0].stats())
+
+
+@pytest.mark.parametrize("columns", [None, []], ids=["all columns", "no columns"])
+def test_rows_of_features_are_counted(columns: list[str] | None) -> None:
+    loader = DistNeighborLoader(
+        DistDataset.from_pyg(heterogeneous()),
+        [2, 2],
+        ("item", None),
+        node_columns=columns,
+        edge_columns=columns,
+        num_workers=0,
+        batch_size=30,
+    )
+    assert loader.stats()["rows"]["wanted"] == 0
+    rows = nbytes = 0
+    for batch in loader:
+        for kind in (*batch.node_types, *batch.edge_types):
+            schema = loader.dataset.schema.columns[kind]
+            found = [batch[kind][name] for name in schema if name in batch[kind]]
+            rows += len(found[0]) if found else 0
+            nbytes += sum(each.nbytes for each in found)
+    assert (rows > 0) == (columns is None)
+    expected = {"cache": 0, "memory": rows, "disk": 0, "wire": 0, "bytes": nbytes, "seconds_waiting": 0.0}
+    assert loader.stats()["rows"] == {"wanted": rows, **expected}
 
 
 def test_the_text_of_a_loader_tells_what_it_is() -> None:

@@ -60,6 +60,7 @@ MAY_IMPORT = {
     | {
         "native",
         "graph",
+        "sampling.feature_memory",
         "sampling.frame_schema",
         "sampling.khop",
         "sampling.negatives",

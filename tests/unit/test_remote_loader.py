@@ -107,6 +107,7 @@ def test_an_ask_that_a_server_stumbles_over_costs_no_batch(
         stats = batches.stats()
     assert stats["retries"] >= 2
     assert stats["reconnects"] in (1, 2)
+    assert stats["rows"]["wire"] == stats["rows"]["wanted"] > 0
 
 
 def test_a_server_that_only_stumbles_is_told_in_time_and_costs_no_batch(

@@ -583,7 +583,7 @@ def test_stats_tell_how_frames_come(  # noqa: PLR0917
         source.start_epoch(0)
         assert drain(source) == expected
         stats = source.stats()
-    assert (stats["transport"], stats["rows"]) == found
+    assert (stats["transport"], stats["rows_come"]) == found
     assert [each["server"].split(" at ")[0] for each in stats["servers"]] == [
         f"storage server {rank}" for rank in range(servers)
     ]
