@@ -385,6 +385,13 @@ def _map(fd: int, *, what: str = "") -> Bytes:
     return memory
 
 
+def advise_random(memory: Bytes) -> None:
+    """Have a fault in a map read one page: by default, it reads as far ahead as the device is set to."""
+    mapping = getattr(memory.base, "obj", None)
+    if isinstance(mapping, mmap.mmap):
+        mapping.madvise(mmap.MADV_RANDOM)
+
+
 def watch_map(owner: object, memory: Bytes, what: str) -> None:
     """Let the message of SIGBUS, after a mapped file was truncated, name ``what`` while ``owner`` lives."""
     install_bus_error_handler()

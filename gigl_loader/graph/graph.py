@@ -38,6 +38,7 @@ from gigl_loader.graph.verifier import (
     LazyVerifier,
     NoVerifier,
     Verifier,
+    beyond_memory,
     check_split,
     feature_files,
     verify_graph,
@@ -418,6 +419,8 @@ def _documents(
             NodeTimes.check(documents[node_times_path(node_type, time)], nodes.count)
     for part in parts:
         check_part(schema, documents, part)
+    for name in beyond_memory(documents) if isinstance(folder, DiskFolder) else ():
+        documents[name].advise_random()
     return documents
 
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.checksums import BlockSums, FileBytes, FileRecord, record_from_json
-from gigl_loader.graph.folder import Folder, Sink
+from gigl_loader.graph.folder import Folder, Sink, advise_random
 from gigl_loader.graph.schema import Column, EdgeType, GraphSchema, NodeType, is_hidden_list, type_name
 from gigl_loader.native import crc32c
 from gigl_loader.strict_json import read_json
@@ -150,6 +150,10 @@ class Document:
             raise FormatError(
                 f"{self.name}: {name!r} is {text}, the schema says {spec.dtype} {list(spec.shape)}"
             )
+
+    def advise_random(self) -> None:
+        """Prepare the map for reads at random that the memory cannot keep."""
+        advise_random(self._buffer)
 
     def verify(self, report: Callable[[int], None], data: FileBytes | None = None) -> None:
         """Read every byte, of the map or of ``data``, and compare the checksums.

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from gigl_loader.native import install_bus_error_handler
 from gigl_loader.resources import memory_bytes
 
 _ROWS = 1 << 20
+_SMALL_SHARE = 1 / 16
+"""Of the memory: so much of features stays in it beside larger ones."""
 
 
 def feature_files(names: Iterable[str]) -> list[str]:
@@ -31,10 +34,26 @@ def feature_files(names: Iterable[str]) -> list[str]:
     return [name for name in names if name.split("/")[1] in ("nodes", "edges", "text")]
 
 
-def _too_large(documents: Mapping[str, Document]) -> set[str]:
-    """Return the files of features where all files together exceed the memory."""
-    total = sum(document.layout.nbytes for document in documents.values())
-    return set(feature_files(documents)) if total > memory_bytes() else set()
+def beyond_memory(documents: Mapping[str, Document]) -> list[str]:
+    """Return the files of features that do not fit the memory of this host, or of its control group.
+
+    There are none where all files fit. Else these are all but those of small types.
+    """
+    limit = memory_bytes()
+    if sum(document.layout.nbytes for document in documents.values()) <= limit:
+        return []
+    sizes: Counter[str] = Counter()
+    for name in feature_files(documents):
+        sizes[_type_of(name)] += documents[name].layout.nbytes
+    small: set[str] = set()
+    for each in sorted(sizes, key=sizes.__getitem__):
+        if sum(sizes[known] for known in small) + sizes[each] <= _SMALL_SHARE * limit:
+            small.add(each)
+    return [name for name in feature_files(documents) if _type_of(name) not in small]
+
+
+def _type_of(name: str) -> str:
+    return name.split("/", 1)[1]
 
 
 @contextmanager
@@ -69,7 +88,7 @@ def verify_graph(
         if progress is not None:
             progress(done, total)
 
-    direct = _too_large(documents)
+    direct = set(beyond_memory(documents))
     for name, document in documents.items():
         with _read_directly(folder, document, rest=0.0) if name in direct else nullcontext() as data:
             document.verify(report, data)
@@ -252,12 +271,12 @@ class LazyVerifier:
     ) -> None:
         """``features`` names the files that a thread verifies while batches are already sampled.
 
-        They are read without their maps where all files together exceed the memory.
+        Of these, it reads without their maps what does not fit the memory.
         """
         self._folder = folder
         self._documents = documents
         self._features = list(features)
-        self._state = _State(folder, _too_large(documents))
+        self._state = _State(folder, set(beyond_memory(documents)))
         self._lock = threading.RLock()
         self._begun = False
         self._seen: dict[str, Status] = {name: document.status for name, document in documents.items()}

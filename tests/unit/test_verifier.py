@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -236,6 +237,29 @@ def test_features_beyond_memory_are_verified_past_the_page_cache(
     assert in_page_cache(topology) > 0.9
     assert (in_page_cache(features) > 0.9) == (mode == "maps")
     assert mode == "maps" or in_page_cache(features) < 0.3
+
+
+def is_advised_random(file: Path) -> bool:
+    """Whether the kernel has that advice for the map of a file."""
+    entries = Path("/proc/self/smaps").read_text().split("VmFlags:")
+    flags = [after.split("\n")[0] for before, after in pairwise(entries) if str(file) in before]
+    assert flags, file
+    return all("rr" in each.split() for each in flags)
+
+
+@pytest.mark.parametrize(
+    ("memory", "share", "advised"),
+    [(1 << 30, 0.5, set()), (60_000, 0.5, {"nodes"}), (60_000, 0.1, {"nodes", "edges"})],
+)
+def test_maps_of_features_beyond_memory_are_advised_random(
+    copy: Path, memory: int, share: float, advised: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 180 KB, features of edges have 16."""
+    monkeypatch.setattr(verifier_module, "memory_bytes", lambda: memory)
+    monkeypatch.setattr(verifier_module, "_SMALL_SHARE", share)
+    graph = Graph.open(copy)
+    found = {file for file in copy.rglob("part-*/*/*") if is_advised_random(file)}
+    assert {file.parent.name for file in found} == advised, graph
 
 
 def failing_reads(fault: str, *, beyond: int) -> Callable[[int, list[memoryview], int], int]:
