@@ -53,6 +53,7 @@ _NONE = "in memory"
 def main() -> None:
     """Make the graph, measure, and tell."""
     options = _arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # Trainers end with this process.
     console = Console(stderr=True)
     with harness.folder(options.dir) as folder:
         graph = made_graph(folder, options, console)

@@ -16,7 +16,7 @@ from rich.table import Table
 
 import gigl_loader
 from gigl_loader.bench.rounds import Measured
-from gigl_loader.bench.store import DIRECT, DIRECT_4, RING, THROUGH, THROUGH_4
+from gigl_loader.bench.store import CACHED, DIRECT, DIRECT_4, RING, THROUGH, THROUGH_4
 from gigl_loader.bench.workload import Workload
 
 NOISY_CORES = 0.2
@@ -43,6 +43,9 @@ RATIOS = (
     Ratio("store, ring, over 2 workers", "seeds_per_s", str(RING), "loader, 2 workers"),
     Ratio("store, direct over through, 2 servers", "seeds_per_s", str(DIRECT), str(THROUGH)),
     Ratio("store, direct over through, 4 servers", "seeds_per_s", str(DIRECT_4), str(THROUGH_4)),
+    Ratio("store, cache of 20 % over direct", "seeds_per_s", str(CACHED), str(DIRECT)),
+    Ratio("bytes of store, cache of 20 % over direct", "received_mb", str(CACHED), str(DIRECT)),
+    Ratio("CPU of store, cache of 20 % over direct", "cpu_s_per_kseed", str(CACHED), str(DIRECT)),
 )
 
 Columns = tuple[tuple[str, str, str], ...]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,10 +30,29 @@ class Setup:
     """Of each server."""
     transport: Literal["ring", "network"]
     rows: Literal["auto", "direct", "through"] = "auto"
+    cache_percent: int | None = None
+    """Memory for features at the trainer, as a share of the features. ``None``: as the loader decides."""
+    window: int | None = None
+    """Batches whose rows are fetched together, at most. ``None``: as the loader decides."""
 
     def __str__(self) -> str:
-        servers = "1 server" if self.servers == 1 else f"{self.servers} servers"
-        return f"store, {servers}, {self.transport}" + ("" if self.rows == "auto" else f", rows {self.rows}")
+        return ", ".join(
+            [
+                "store",
+                "1 server" if self.servers == 1 else f"{self.servers} servers",
+                self.transport,
+                *([] if self.rows == "auto" else [f"rows {self.rows}"]),
+                *([] if self.cache_percent is None else [f"cache {self.cache_percent} %"]),
+                *([] if self.window is None else [f"window {self.window}"]),
+            ]
+        )
+
+    def features(self, workload: Workload) -> dict[str, Any]:
+        """Return the options of a loader that say how features are kept."""
+        given = {} if self.window is None else {"window": self.window}
+        if self.cache_percent is not None:
+            given["feature_memory"] = max(workload.nodes * workload.row_bytes * self.cache_percent // 100, 1)
+        return given
 
 
 RING = Setup(workers=2, transport="ring")
@@ -41,7 +61,17 @@ DIRECT = Setup(servers=2, workers=1, transport="network", rows="direct")
 THROUGH = Setup(servers=2, workers=1, transport="network", rows="through")
 DIRECT_4 = Setup(servers=4, workers=1, transport="network", rows="direct")
 THROUGH_4 = Setup(servers=4, workers=1, transport="network", rows="through")
+CACHED = replace(DIRECT, cache_percent=20)
 SETUPS = (RING, NETWORK, DIRECT, THROUGH, DIRECT_4, THROUGH_4)
+
+
+def cached_setups(cache_percents: Sequence[int], windows: Sequence[int | None]) -> list[Setup]:
+    """Return two servers whose trainer keeps rows: each size of its cache with each window."""
+    return [
+        replace(DIRECT, cache_percent=percent, window=window)
+        for percent, window in product(cache_percents, windows)
+    ]
+
 
 SMALL = Setup(servers=2, workers=1, transport="network")
 SMALL_RING = Setup(servers=2, workers=1, transport="ring")
@@ -90,7 +120,7 @@ def _measured(
             rows=setup.rows,
             timeout=_LIMIT_S,
         ) as dataset,
-        open_loader(dataset, workload, seeds, setup.workers) as loader,
+        open_loader(dataset, workload, seeds, setup.workers, **setup.features(workload)) as loader,
     ):
         built = time.perf_counter() - began
         first = built + Pass.over(loader).first_batch_s

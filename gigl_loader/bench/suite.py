@@ -16,7 +16,15 @@ from rich.progress import Progress
 from gigl_loader.bench.loading import loader_case, memory_case
 from gigl_loader.bench.rounds import Case, Measured, run_rounds, workers_in_words
 from gigl_loader.bench.sampling import gather_case, sampler_case
-from gigl_loader.bench.store import SETUPS, SMALL, SMALL_RING, small_case, small_name, store_case
+from gigl_loader.bench.store import (
+    SETUPS,
+    SMALL,
+    SMALL_RING,
+    cached_setups,
+    small_case,
+    small_name,
+    store_case,
+)
 from gigl_loader.bench.workload import Workload, prepare, training_seeds
 from gigl_loader.graph.graph import Graph
 
@@ -39,6 +47,10 @@ class Suite:
     groups: tuple[str, ...] = GROUPS
     start_method: str = "spawn"
     """Of sampling processes."""
+    caches: tuple[int, ...] = (20,)
+    """Memory for features at the trainer of a store, in percent of the features."""
+    windows: tuple[int | None, ...] = (None,)
+    """Of that trainer. ``None``: as the loader decides."""
 
     def __post_init__(self) -> None:
         unknown = [group for group in self.groups if group not in GROUPS]
@@ -100,7 +112,7 @@ class Suite:
         """Yield the loader that samples where it trains, one server with as many workers, several servers."""
         seeds = self._seeds()
         yield self._loader(2)
-        for setup in SETUPS:
+        for setup in (*SETUPS, *cached_setups(self.caches, self.windows)):
             yield str(setup), store_case(self._graph(setup.servers), seeds, self.workload, setup)
         for setup in (SMALL, SMALL_RING):
             yield small_name(setup), small_case(self._graph(setup.servers), seeds, self.workload, setup)

@@ -35,11 +35,21 @@ def bench(
             help="Some of: sampling, loading, store, memory.  [default: all; --quick leaves out store]"
         ),
     ] = None,
+    caches: Annotated[
+        str, typer.Option(help="Memory for features at the trainer of a store, in percent of the features.")
+    ] = "20",
+    windows: Annotated[
+        str,
+        typer.Option(help="Batches whose rows it fetches together, at most; 0: as the loader decides."),
+    ] = "0",
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the medians into this PNG file.")] = None,
 ) -> None:
     """Measure the sampler, the gather, the loader and the graph store beside the machine's limits."""
-    worker_counts = _numbers(workers)
+    worker_counts, cache_percents, window_sizes = (
+        _numbers(option, text)
+        for option, text in (("--workers", workers), ("--caches", caches), ("--windows", windows))
+    )
     if plot is not None and find_spec("matplotlib") is None:  # told before minutes of measuring, not after
         raise ImportError("--plot needs matplotlib: pip install 'gigl-loader[bench]'")
 
@@ -65,6 +75,8 @@ def bench(
             workers=worker_counts,
             groups=groups,
             start_method=start_method.value,
+            caches=cache_percents,
+            windows=tuple(size or None for size in window_sizes),
         )
         report = Report(suite.run(console))
     report.show(console)
@@ -76,13 +88,13 @@ def bench(
         save_plot(report.measured, plot)
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _numbers(option: str, text: str) -> tuple[int, ...]:
     try:
         numbers = tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise ValueError(f"--workers must be numbers with commas such as 0,1,2, got {text!r}") from None
+        raise ValueError(f"{option} must be numbers with commas such as 0,1,2, got {text!r}") from None
     if min(numbers) < 0:
-        raise ValueError(f"--workers must not be negative, got {text!r}")
+        raise ValueError(f"{option} must not be negative, got {text!r}")
     return numbers
 
 

@@ -16,12 +16,14 @@ from gigl_loader.bench.loading import Pass
 from gigl_loader.bench.report import Report, save_plot
 from gigl_loader.bench.rounds import CpuMeter, Measured, memory_of, process_tree, run_rounds
 from gigl_loader.bench.store import (
+    CACHED,
     DIRECT,
     NETWORK,
     RING,
     THROUGH,
     THROUGH_4,
     Setup,
+    cached_setups,
     small_batches,
     store_case,
     wire_figures,
@@ -113,6 +115,12 @@ def test_setups_of_the_store_are_named() -> None:
         "store, 2 servers, network, rows direct",
         "store, 4 servers, network, rows through",
     ]
+    assert list(map(str, cached_setups([20, 50], [None, 4]))) == [
+        f"store, 2 servers, network, rows direct, cache {kept}"
+        for kept in ("20 %", "20 %, window 4", "50 %", "50 %, window 4")
+    ]
+    assert CACHED.features(TINY) == {"feature_memory": 400 * 24 // 5}
+    assert DIRECT.features(TINY) == {}
 
 
 def test_small_batches_take_the_same_seeds_in_an_eighth() -> None:
@@ -148,7 +156,7 @@ def test_what_crosses_is_compared_with_what_must() -> None:
 def test_the_store_is_measured_in_every_way(tmp_path: Path) -> None:
     graphs = {count: prepare(TINY, tmp_path, partitions=count) for count in (1, 2)}
     seeds = training_seeds(TINY, tmp_path)
-    for setup in (RING, NETWORK, DIRECT, THROUGH):
+    for setup in (RING, NETWORK, DIRECT, THROUGH, CACHED):
         (figures,) = store_case(graphs[setup.servers], seeds, TINY, setup, epochs=1)().values()
         parts = [figures[f"cpu_{part}_s_per_kseed"] for part in ("sampling", "gathering", "wire", "rest")]
         assert sum(parts) == pytest.approx(figures["cpu_s_per_kseed"])
@@ -197,7 +205,7 @@ def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--measure", "speed"], ["--workers", "two"], ["--workers", "-1"]],
+    [["--measure", "speed"], ["--workers", "two"], ["--workers", "-1"], ["--windows", "x"]],
 )
 def test_a_bad_argument_is_refused(arguments: list[str]) -> None:
     result = CliRunner().invoke(build_app(), ["bench", "--quick", *arguments])
