@@ -15,6 +15,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
+from gigl_loader.options import size_text
+from gigl_loader.resources import free_memory
+
+_LITTLE_MEMORY = 1 << 30
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -40,6 +45,7 @@ def examine() -> list[Finding]:
         "seqpacket sockets": _seqpacket,
         "/dev/shm": _shared_memory,
         "open files": _open_files,
+        "memory": _memory,
         "loader": _loader,
     }
     return [_seen(subject, look) for subject, look in examinations.items()]
@@ -126,6 +132,14 @@ def _open_files() -> Finding:
     if soft < 1024:
         return Finding("open files", "note", f"at most {soft}; raise it with `ulimit -n 4096`")
     return Finding("open files", "ok", f"at most {soft}")
+
+
+def _memory() -> Finding:
+    free = free_memory()
+    text = f"{size_text(free.nbytes)} may still be taken: {free.source}"
+    if free.nbytes < _LITTLE_MEMORY:
+        return Finding("memory", "note", f"{text}; features beyond memory are read when they are wanted")
+    return Finding("memory", "ok", text)
 
 
 def _loader() -> Finding:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from gigl_loader.cli.errors import importing
+from gigl_loader.options import FeatureOptions
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -61,9 +62,36 @@ def _document(path: str, graph: Graph, *, verified: bool) -> dict[str, Any]:
             }
             for each in _quantized(graph.schema)
         ],
+        "features": _features_here(graph),
         "partitioning": _partitioning(graph),
         "schema": graph.schema.to_json(),
     }
+
+
+def _features_here(graph: Graph) -> dict[str, Any]:
+    """Return the bytes of columns by type, and where a loader of all columns would read them here and now."""
+    from gigl_loader.resources import free_memory
+    from gigl_loader.sampling.feature_memory import decide, place_of, sizes_of
+
+    free, sizes = free_memory(), sizes_of(graph.schema)
+    told = {"free_bytes": free.nbytes, "limit": free.source}
+    try:
+        found = decide(
+            sizes,
+            FeatureOptions(),
+            where=place_of(graph),
+            free=free,
+            structure_bytes=graph.structure_bytes,
+            num_workers=1,
+        )
+    except ValueError as error:
+        types = [
+            {"type": kind if isinstance(kind, str) else list(kind), "bytes": size.nbytes}
+            for kind, size in sizes.items()
+            if size.nbytes
+        ]
+        return {**told, "types": types, "decision": str(error)}
+    return {**told, **found.to_json(), "decision": "; ".join([str(found), *found.reasons])}
 
 
 def _partitioning(graph: Graph) -> dict[str, Any]:
@@ -129,9 +157,13 @@ def _show(path: str, graph: Graph, *, verified: bool) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    features = _features_here(graph)
+    console.print(f"a loader here: {features['decision']}", highlight=False, soft_wrap=True)
     console.print(_node_table(graph))
     if schema.edges:
         console.print(_edge_table(graph))
+    if features["types"]:
+        console.print(_feature_table(features))
     if schema.has_quantized_columns:
         console.print(_quantized_table(schema))
     if any(edges.splits for edges in schema.edges.values()):
@@ -191,6 +223,19 @@ def _edge_table(graph: Graph) -> Table:
             f"{edges.count / max(targets, 1):.2f}",
             ", ".join(filter(None, columns)),
         )
+    return table
+
+
+def _feature_table(features: dict[str, Any]) -> Table:
+    from rich.table import Table
+
+    names = [
+        each["type"] if isinstance(each["type"], str) else ",".join(each["type"])
+        for each in features["types"]
+    ]
+    table = Table(_typed("features", names), "bytes", "read here from")
+    for name, each in zip(names, features["types"], strict=True):
+        table.add_row(name, f"{each['bytes']:,}", each.get("reader", "nowhere"))
     return table
 
 

@@ -39,7 +39,7 @@ _BATCHES = 1 / 4
 _WORKER_BYTES = 100 << 20
 """Memory of a sampling process that has no torch."""
 _LEAST_CACHE = 64 << 20
-"""Of a rank: rows of a batch or two."""
+"""Of a rank: rows of a batch or two. As much is taken for features however little is free."""
 _SMALL = 1 / 16
 """Of the memory for features: types that fit in it together are mapped."""
 
@@ -143,7 +143,7 @@ def decide(
     sizes = {kind: size for kind, size in sizes.items() if size.nbytes}
     if where == "memory":
         return _decided(sizes, sizes, "memory", ["the graph was built in memory"])
-    total = sum(size.nbytes for size in sizes.values())
+    total, least = sum(size.nbytes for size in sizes.values()), ranks * _LEAST_CACHE
     if options.memory_bytes is not None:
         budget, origin = options.memory_bytes, "feature_memory"
     else:
@@ -151,7 +151,12 @@ def decide(
         budget = int((left - structure_bytes) * (1 - _BATCHES))
         origin = f"what graph and batches leave of {size_text(free.nbytes)}, {free.source}"
         if total > budget:
-            budget = _at_least(budget, left, min(ranks * _LEAST_CACHE, total), total, origin)
+            if left < least < total:
+                raise ValueError(
+                    f"{size_text(total)} of features, and no room for a cache of {size_text(least)} in "
+                    f"{origin}: raise the limit, lower num_workers, or set feature_memory to what features may take"
+                )
+            budget = max(budget, least)
     room = f"{size_text(budget)}: {origin}"
     if where == "elsewhere":
         reason = f"rows of other hosts are kept in {room}"
@@ -232,16 +237,6 @@ def sizes_of(schema: GraphSchema) -> ColumnSizes:
 def _size(schema: GraphSchema, kind: NodeType | EdgeType, columns: Iterable[Column]) -> ColumnSize:
     rows = schema.nodes[kind].count if isinstance(kind, str) else schema.edges[kind].count
     return ColumnSize(rows, sum(column.row_bytes for column in columns))
-
-
-def _at_least(budget: int, left: int, least: int, total: int, origin: str) -> int:
-    """Return the memory for features that do not fit: ``least`` where it is there, in place of less."""
-    if left < least:
-        raise ValueError(
-            f"{size_text(total)} of features, and no room for a cache of {size_text(least)} in {origin}: "
-            "raise the limit, lower num_workers, or set feature_memory to what features may take"
-        )
-    return max(budget, least)
 
 
 def _small(sizes: ColumnSizes, most: int) -> list[NodeType | EdgeType]:

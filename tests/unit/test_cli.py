@@ -15,11 +15,14 @@ import typer
 from typer.testing import CliRunner
 
 import gigl_loader
+from gigl_loader.cli import checkup
 from gigl_loader.cli.app import build_app
 from gigl_loader.cli.checkup import Finding, examine
 from gigl_loader.cli.errors import DEBUG_VARIABLE, exit_code, one_line, reported
 from gigl_loader.cli.options import grouped
 from gigl_loader.errors import FormatError, SamplingError
+from gigl_loader.options import size_text
+from gigl_loader.resources import FreeMemory
 from tests.support.command_line import run
 
 
@@ -193,6 +196,14 @@ def test_the_doctor_finds_a_loader_that_works() -> None:
     findings = {finding.subject: finding for finding in examine()}
     assert findings["loader"].verdict == "ok", findings["loader"]
     assert findings["native core"].verdict == "ok", findings["native core"]
+
+
+@pytest.mark.parametrize(("free", "verdict"), [(2 << 30, "ok"), (500 << 20, "note")])
+def test_the_doctor_tells_the_memory_limit(monkeypatch: pytest.MonkeyPatch, free: int, verdict: str) -> None:
+    monkeypatch.setattr(checkup, "free_memory", lambda: FreeMemory(free, "memory.max of /a"))
+    found = checkup._memory()
+    assert (found.subject, found.verdict) == ("memory", verdict)
+    assert f"{size_text(free)} may still be taken: memory.max of /a" in found.detail
 
 
 def test_the_doctor_fails_where_a_check_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from gigl_loader.cli.build_options import TableOptions
 from gigl_loader.cli.console import build_progress
 from gigl_loader.cli.table_options import open_tables
 from gigl_loader.graph import HOMOGENEOUS_EDGE, Graph
+from gigl_loader.resources import FreeMemory
 from tests.support.command_line import COMMAND
 from tests.support.owners import owners_of
 
@@ -111,6 +112,29 @@ def test_inspect_shows_and_verifies(files: Path) -> None:
     (graph_path / "part-00000/nodes/node.safetensors").write_bytes(data)
     _run("inspect", graph_path)
     assert "do not match their checksum" in _run("inspect", graph_path, "--verify", code=2)
+
+
+@pytest.mark.parametrize("least", [1 << 30, 0], ids=["in memory", "nowhere"])
+def test_inspect_tells_where_a_loader_would_read_features(
+    files: Path, monkeypatch: pytest.MonkeyPatch, least: int
+) -> None:
+    graph_path = files / "graph"
+    _run("partition", graph_path, "--edges", files / "edge_index.npy", "--nodes", files / "feat.npy")
+    monkeypatch.setattr("gigl_loader.resources.free_memory", lambda: FreeMemory(10**6, "memory.max of /a"))
+    monkeypatch.setattr("gigl_loader.sampling.feature_memory._LEAST_CACHE", least)
+    features = json.loads(_run("inspect", graph_path, "--json"))["features"]
+    assert (features["free_bytes"], features["limit"]) == (10**6, "memory.max of /a")
+    [of_nodes] = features["types"]
+    assert (of_nodes["type"], of_nodes["bytes"], of_nodes.get("reader")) == (
+        "node",
+        36,
+        "memory" if least else None,
+    )
+    decision = (
+        "features in memory; all features fit in 1.1 GB: " if least else "0.0 MB of features, and no room"
+    )
+    assert features["decision"].startswith(decision)
+    assert f"a loader here: {decision}" in _run("inspect", graph_path)
 
 
 def test_columns_are_quantised_and_inspect_tells_bytes_saved(files: Path) -> None:

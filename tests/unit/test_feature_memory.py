@@ -57,6 +57,12 @@ CASES: list[tuple[dict[str, Any], str, int, str]] = [
     ({"free": 6 * GB, "num_workers": 5, "ranks": 4}, "disk", 2927136000, "do not fit in 2.9 GB"),
     ({"free": GB, "structure_bytes": GB}, "disk", 64 << 20, "do not fit in 67.1 MB"),
     ({"free": GB, "structure_bytes": GB, "ranks": 2}, "disk", 128 << 20, "do not fit in 134.2 MB"),
+    (
+        {"sizes": SMALL},
+        "memory memory",
+        0,
+        "all features fit in 67.1 MB: what graph and batches leave of 0.0 MB",
+    ),
     ({"memory": 4 * GB}, "memory", 0, "all features fit in 4.0 GB: feature_memory"),
     ({"memory": GB, "free": 9 * GB}, "disk", GB, "4.0 GB of features do not fit in 1.0 GB: feature_memory"),
     ({"memory": GB, "where": "memory"}, "memory", 0, "the graph was built in memory"),
