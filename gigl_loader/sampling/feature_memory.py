@@ -154,7 +154,8 @@ def decide(
             if left < least < total:
                 raise ValueError(
                     f"{size_text(total)} of features, and no room for a cache of {size_text(least)} in "
-                    f"{origin}: raise the limit, lower num_workers, or set feature_memory to what features may take"
+                    f"{origin}: raise the limit, lower num_workers, or set feature_memory to what features may "
+                    "take"
                 )
             budget = max(budget, least)
     room = f"{size_text(budget)}: {origin}"
