@@ -152,10 +152,10 @@ def decide(
         origin = f"what graph and batches leave of {size_text(free.nbytes)}, {free.source}"
         if total > budget:
             if left < least < total:
+                cache = f"{size_text(total)} of features, and no room for a cache of {size_text(least)}"
                 raise ValueError(
-                    f"{size_text(total)} of features, and no room for a cache of {size_text(least)} in "
-                    f"{origin}: raise the limit, lower num_workers, or set feature_memory to what features may "
-                    "take"
+                    f"{cache} in {origin}: raise the limit, lower num_workers, or set feature_memory to what "
+                    "features may take"
                 )
             budget = max(budget, least)
     room = f"{size_text(budget)}: {origin}"
