@@ -9,6 +9,7 @@ NB_MODULE(_core, m) {
   gigl::BindCacheIndex(m);
   gigl::BindChecksums(m);
   gigl::BindData(m);
+  gigl::BindDisk(m);
   gigl::BindRowCache(m);
   gigl::BindRows(m);
   gigl::BindSampling(m);

@@ -233,6 +233,10 @@ class Graph:
         _require(name, columns, f"edges of type {edge_type} have no column")
         return self._document(edges_path(part, edge_type)).array(name)
 
+    def columns_document(self, kind: NodeType | EdgeType, part: int) -> Document:
+        """Return the file of a partition in which the columns of a node or edge type lie."""
+        return self._document(nodes_path(part, kind) if isinstance(kind, str) else edges_path(part, kind))
+
     def weights(self, edge_type: EdgeType, name: str, part: int) -> tuple[Int64Array, Int64Array]:
         """Return the index of a declared weight column.
 

@@ -1,4 +1,4 @@
-"""The native kernels, typed. They know no torch, no files and no processes; of the network, the data port."""
+"""The native kernels, typed. They know no torch; of files, rows on disks; of the network, the data port."""
 
 from gigl_loader.native._core import (
     Adjacency,
@@ -9,6 +9,7 @@ from gigl_loader.native._core import (
     DataCall,
     DataClient,
     DataServer,
+    DiskReader,
     DrawRule,
     GreedyPlacement,
     NeighborSampler,
@@ -73,6 +74,7 @@ __all__ = [
     "DataCall",
     "DataClient",
     "DataServer",
+    "DiskReader",
     "DrawRule",
     "GreedyPlacement",
     "NeighborSampler",

@@ -250,6 +250,37 @@ def expand_edges(rows: npt.NDArray[np.int32], colptr: Int64Array, out: Int64Arra
     ``ValueError`` unless ``colptr`` rises from 0 to E.
     """
 
+class DiskReader:
+    """Reads rows of columns in files, with many reads in flight and past the page cache. Thread-safe.
+
+    ``depth`` reads are in flight at once, of at most 256 KiB; rows with up to ``gap`` bytes between them come
+    with one. ``engine``: ``"io_uring"``, ``"threads"``, or ``""`` for the first that this system allows;
+    ``RuntimeError`` where it refuses the one that is named. Reads of several threads take turns.
+    """
+
+    def __init__(self, depth: int = 64, gap: int = 24576, engine: str = "") -> None: ...
+    def open(self, path: str) -> int:
+        """Open a file and return its number. ``OSError`` names the path."""
+    def is_direct(self, file: int) -> bool:
+        """Whether reads of a file go past the page cache, which some file systems refuse."""
+    def read(
+        self, jobs: Sequence[tuple[int, int, int, Int64Array, Int64Array, npt.NDArray[np.uint8]]]
+    ) -> None:
+        """Read rows of columns: jobs of (file, offset of row 0, number of rows, rows, targets, out).
+
+        Row ``rows[i]`` is written to ``out[targets[i]]``; ``out`` is uint8 [anything, row bytes]. Rows
+        ascend, and may come several times; targets differ. All bounds are checked before anything is read.
+        When this returns or raises, nothing more is written. ``OSError`` names file and byte; ``EOFError``: a
+        file ends too early; ``OSError`` of ``ECANCELED``: the reader was closed.
+        """
+    def close(self) -> None:
+        """End a read in progress, and close the files. Closing twice is fine."""
+    @property
+    def counts(self) -> dict[str, Any]:
+        """``reads``, ``bytes`` with gaps, ``rows``, and ``seconds`` in which a read was in progress."""
+    @property
+    def engine(self) -> str: ...
+
 def count_rows(bits: npt.NDArray[np.uint64], ranks: npt.NDArray[np.int32]) -> int:
     """Fill ``ranks`` with the number of set bits before each word of ``bits``, and return that of all."""
 
