@@ -18,7 +18,7 @@ from gigl_loader.rpc.store_client import StoreClient
 from gigl_loader.rpc.versions import BuildVersions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from gigl_loader.rpc.control import ClusterView
     from gigl_loader.rpc.credentials import Caller
@@ -164,6 +164,7 @@ def tables(loads: Loads, before: Loads | None, *, width: int) -> Iterator[Table 
         if each.notice:
             yield f"[red]{rank} {each.address}: {_escaped(each.notice)}"
     yield from _holders(loads)
+    yield from _rows(loads, earlier, seconds)
     if any(each.load.get("channels") for each in loads.servers):
         yield _channels(loads)
     if any(each.load.get("peers") for each in loads.servers):
@@ -181,6 +182,28 @@ def _holders(loads: Loads) -> Iterator[str]:
             several = "partitions" if len(parts) > 1 else "partition"
             verb = "have" if len(parts) > 1 else "has"
             yield f"[{color}]{several} {', '.join(map(str, parts))} {verb} {count} that answers"
+
+
+def _rows(loads: Loads, earlier: dict[str, ServerLoad], seconds: float) -> Iterator[str]:
+    """Yield a line for the rows of features that owners sent by themselves, to trainers and servers."""
+    told = []
+    for rank, each in enumerate(loads.servers):
+        now, before = _row_calls(each), _row_calls(earlier.get(each.address))
+        if now["calls"]:
+            rate = "" if not before["calls"] or seconds <= 0 else f", {_per_s(now, before, seconds)}"
+            told.append(f"server {rank} {now['bytes_out'] / 1e6:,.1f} MB in {now['calls']:,} calls{rate}")
+    if told:
+        yield f"rows from their owners: {'; '.join(told)}"
+
+
+def _per_s(now: Mapping[str, int], before: Mapping[str, int], seconds: float) -> str:
+    return f"{max(now['bytes_out'] - before['bytes_out'], 0) / seconds / 1e6:,.1f} MB/s"
+
+
+def _row_calls(server: ServerLoad | None) -> Mapping[str, int]:
+    calls = [] if server is None else server.load.get("calls", [])
+    of_rows = (each for each in calls if (each["port"], each["method"]) == ("data", "rows"))
+    return next(of_rows, {"calls": 0, "bytes_out": 0})
 
 
 def _table(*names: str, title: str | None = None) -> Table:

@@ -79,6 +79,10 @@ def demo(
             help="Of batches (graph-store): shared memory, the network (flight: its older name), or either."
         ),
     ] = Transport.auto,
+    feature_memory: Annotated[
+        str,
+        typer.Option(help="Memory that features may take: 4MB reads features that do not fit from the disk."),
+    ] = "auto",
     epochs: Annotated[int | None, typer.Option(min=1, help="Default: what suits the data set.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Seeds, or links, per batch.")] = None,
     fanout: Annotated[str | None, typer.Option(help="Neighbours per hop, for example 15,10,5.")] = None,
@@ -110,6 +114,7 @@ def demo(
         start_method=_start_method(mode, start_method),
         num_servers=_num_servers(mode, servers, transport),
         transport=transport.value,
+        feature_memory=feature_memory,
         seed=seed,
         device=device,
         num_partitions=num_partitions,

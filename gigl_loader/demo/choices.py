@@ -8,6 +8,8 @@ from errno import ENOENT
 from pathlib import Path
 from typing import Literal
 
+from gigl_loader.options import FeatureOptions
+
 
 def dataset_kind(name: str) -> tuple[str, str]:
     """Split a name such as ``npz:PATH`` into kind and argument, which is empty where the kind takes none."""
@@ -63,6 +65,8 @@ class Choices:
     """Storage servers that hold the graph. 0: the trainer opens it."""
     transport: Literal["auto", "ring", "network", "flight"] = "auto"
     """Of batches from storage servers."""
+    feature_memory: str = "auto"
+    """Memory that features may take."""
     seed: int = 0
     device: str | None = None
     num_partitions: int = 2
@@ -82,6 +86,7 @@ class Choices:
                 f"{self.num_servers} servers need as many partitions, got --num-partitions "
                 f"{self.num_partitions}"
             )
+        FeatureOptions.read(self.feature_memory, None, "auto", "census")
         if self.lr is not None and not 0 < self.lr < math.inf:
             raise ValueError(f"--lr must be finite and above 0, got {self.lr}")
 

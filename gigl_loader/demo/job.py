@@ -37,6 +37,8 @@ class Outcome:
     num_workers: int
     servers: list[dict[str, Any]]
     """Totals of each storage server: batches, bytes, transport, seconds waiting and sampling."""
+    rows: dict[str, Any]
+    """``stats()["rows"]`` of the loader that trained."""
     reports: list[EpochReport]
     test: dict[str, float]
     """Scores by name."""
@@ -54,6 +56,7 @@ class Outcome:
             "recipe": asdict(self.recipe),
             "num_workers": self.num_workers,
             "servers": self.servers,
+            "rows": self.rows,
             "reports": [report.to_json() for report in self.reports],
             **{f"test_{name}": value for name, value in self.test.items()},
         }
@@ -94,7 +97,7 @@ def _run(choices: Choices, folder: Path, screen: Screen) -> Outcome:
             screen.epoch(report, task)
             reports.append(report)
         test = evaluate(model, task, loaders["test"], watch=screen.watch)
-        servers = server_totals()
+        servers, rows = server_totals(), loaders["train"].stats()["rows"]
     return Outcome(
         dataset=name,
         nodes=sum(nodes.count for nodes in schema.nodes.values()),
@@ -104,6 +107,7 @@ def _run(choices: Choices, folder: Path, screen: Screen) -> Outcome:
         recipe=task.recipe,
         num_workers=choices.num_workers,
         servers=servers,
+        rows=rows,
         reports=reports,
         test=test,
         verdict=task.verdict(test),

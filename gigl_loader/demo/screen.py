@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+from gigl_loader.options import size_text
 
 if TYPE_CHECKING:
     from gigl_loader.demo.choices import Choices
@@ -72,7 +74,13 @@ class Screen:
 
     def watch(self, what: str, loader: BaseDistLoader) -> Iterator[Any]:
         with self._bars() as bars:
-            yield from bars.track(loader, total=len(loader), description=what)
+            task = bars.add_task(what, total=len(loader))
+            for batch in loader:
+                yield batch
+                if self._console.is_terminal:
+                    bars.update(
+                        task, advance=1, description=f"{what}, rows: {_origins(loader.stats()['rows'])}"
+                    )
 
     def _bars(self) -> Progress:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -91,10 +99,21 @@ class Screen:
             table.add_row(part, f"{seconds:.2f}", f"{seconds / whole:.0%}")
         self._console.print()
         self._console.print(table)
+        rows = outcome.rows
+        self._line(
+            f"\n{rows['wanted']:,} rows of features to learn from: {_origins(rows)}; "
+            f"{size_text(rows['bytes'])} read, {rows['seconds_waiting']:.2f} s waited"
+        )
         if outcome.servers:
             self._console.print()
             self._console.print(_server_table(outcome))
         self._line(f"\n[bold green]{outcome.verdict}[/bold green]")
+
+
+def _origins(rows: Mapping[str, Any]) -> str:
+    """Return from where rows came, such as ``75% cache, 25% disk``."""
+    origins = {name: rows[name] for name in ("cache", "memory", "disk", "wire") if rows[name]}
+    return ", ".join(f"{count / rows['wanted']:.0%} {name}" for name, count in origins.items()) or "none"
 
 
 def _where(choices: Choices) -> str:

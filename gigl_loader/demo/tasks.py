@@ -34,6 +34,7 @@ def _loader_options(choices: Choices, recipe: Recipe, split: str) -> dict[str, A
         "num_workers": 1 if choices.num_servers else choices.num_workers,
         "multiprocessing_context": choices.start_method,
         "device": choices.device,
+        "feature_memory": choices.feature_memory,
     }
 
 

@@ -77,6 +77,18 @@ def test_batches_are_counted_when_their_channels_are_closed() -> None:
     assert (cells["batches"], cells["b/s"], cells["MB/s"]) == ("300", "100.0", "100.0")
 
 
+def test_rows_from_their_owners_are_told() -> None:
+    def call(nbytes: int, method: str = "rows") -> Any:
+        return messages.CallLoad(port="data", method=method, calls=3, bytes_in=7, bytes_out=nbytes)
+
+    before, now = (loads(server(load_of(calls=[call(9, "list"), call(each)]))) for each in (10**6, 5 * 10**6))
+    [line] = [each for each in tables(replace(now, at=2.0), before, width=160) if isinstance(each, str)]
+    assert line == "rows from their owners: server 0 5.0 MB in 3 calls, 2.0 MB/s"
+    [line] = [each for each in tables(now, None, width=160) if isinstance(each, str)]
+    assert line == "rows from their owners: server 0 5.0 MB in 3 calls"
+    assert not any("owners" in each for each in shown(server(load_of(calls=[call(9, "list")]))))
+
+
 def test_partitions_without_a_second_copy_are_told_where_others_have_one() -> None:
     load = load_of()
     holders = [replace(server(load), partitions=parts) for parts in ((0, 1), (1, 2), (0, 2))]

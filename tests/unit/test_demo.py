@@ -249,6 +249,7 @@ def test_the_graph_stays_in_the_workdir_and_is_not_overwritten(tmp_path: Path) -
     result = CliRunner().invoke(build_app(), ["demo", *arguments])
     assert result.exit_code == 0, result.output
     assert "test accuracy" in result.output
+    assert re.search(r"[1-9]\d* rows of features to learn from: 100% memory; 0\.\d MB read", result.output)
     assert (tmp_path / "graph" / "graph.json").exists()
     again = CliRunner().invoke(build_app(), ["demo", *arguments])
     assert again.exit_code == 2
@@ -267,6 +268,7 @@ def test_the_graph_stays_in_the_workdir_and_is_not_overwritten(tmp_path: Path) -
         ["--dataset", "digits:1"],
         ["--dataset", "npz:/no/such/file.npz"],
         ["--lr", "0"],
+        ["--feature-memory", "some"],
         ["--servers", "2"],
         ["--transport", "ring"],
         ["--mode", "embedded", "--transport", "network"],
