@@ -109,6 +109,7 @@ class DiskRows:
         for document in documents.values():
             if folder.status(document.name) != document.status:
                 raise FormatError(f"{document.name}: it was replaced or written to after it was opened")
+        graph.verifier.without_maps(document.name for document in documents.values())
         paths = {part: str(folder.path / document.name) for part, document in documents.items()}
         if gap is None:
             largest = max(documents, key=lambda part: documents[part].layout.nbytes, default=None)

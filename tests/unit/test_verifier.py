@@ -28,6 +28,7 @@ from gigl_loader.graph import folder as folder_module
 from gigl_loader.graph import verifier as verifier_module
 from gigl_loader.graph.manifest import Document
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
+from gigl_loader.sampling.rows import DiskRows
 from tests.support.leftovers import wait_until
 from tests.support.training import digest
 
@@ -215,7 +216,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("mode", ["maps", "without", "full", "inspected"])
+@pytest.mark.parametrize("mode", ["maps", "disk", "full", "inspected"])
 @pytest.mark.parametrize("direct", [True, False])
 def test_features_beyond_memory_are_verified_past_the_page_cache(
     wide: Path, mode: str, direct: bool, monkeypatch: pytest.MonkeyPatch
@@ -231,8 +232,8 @@ def test_features_beyond_memory_are_verified_past_the_page_cache(
     if mode in ("full", "inspected"):
         monkeypatch.setattr(verifier_module, "memory_bytes", lambda: 1000)
     graph = Graph.open(wide, verify="none" if mode == "inspected" else "lazy")
-    if mode == "without":
-        graph.verifier.without_maps(["part-00000/nodes/node.safetensors"])
+    if mode == "disk":
+        DiskRows(graph, "node", ["x"]).close()
     graph.verify() if mode == "inspected" else graph.verifier.finish()
     assert in_page_cache(topology) > 0.9
     assert (in_page_cache(features) > 0.9) == (mode == "maps")
