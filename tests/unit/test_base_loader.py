@@ -17,6 +17,7 @@ from torch_geometric.data import Data
 
 from gigl_loader import BaseDistLoader, DistDataset, DistNeighborLoader, SamplingError, WorkerDied
 from gigl_loader.channel.frame import Frame
+from gigl_loader.options import FeatureOptions
 from gigl_loader.sampling.plan import BatchPlan
 from tests.support.made import record_sources
 from tests.support.pyg_graphs import graph_of, heterogeneous, homogeneous, same_batch
@@ -445,6 +446,24 @@ def test_stats_tell_where_time_went(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("waiting", "copying", "collating"):
         assert 0 < stats[f"seconds_{kind}"] < 5
     assert set(stats) >= set(sources[0].stats())
+
+
+def test_options_of_features_are_in_the_request_for_epochs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[Any] = []
+    open_source = DistDataset.open_source
+    monkeypatch.setattr(
+        DistDataset, "open_source", lambda self, asked: requests.append(asked) or open_source(self, asked)
+    )
+    options = {"feature_memory": "1MB", "feature_memory_device": 7, "window": 3, "cache_policy": "none"}
+    with _loader(**options) as loader, _loader() as plain:
+        loader.sample(torch.arange(3))
+        given = FeatureOptions(memory_bytes=1 << 20, device_bytes=7, window=3, cache_policy="none")
+        assert [request.features for request in requests] == [given, FeatureOptions(), FeatureOptions()]
+        assert plain.plan == loader.plan
+        epoch = iter(loader)
+        next(epoch)
+        plain.load_state_dict(loader.state_dict())
+        assert all(map(same_batch, [*epoch], [*plain]))
 
 
 @pytest.mark.parametrize("columns", [None, []], ids=["all columns", "no columns"])
