@@ -7,6 +7,7 @@ import os
 import sys
 import weakref
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from gigl_loader.graph.graph import Graph, open_partitions
@@ -15,6 +16,7 @@ from gigl_loader.hosts.rendezvous import WHOLE, Rendezvous, excuse
 from gigl_loader.logs import log_from_environment
 from gigl_loader.options import byte_count
 from gigl_loader.queries import GraphQueries
+from gigl_loader.sampling.feature_memory import decide_here
 from gigl_loader.sampling.local_store import edges_of
 from gigl_loader.sampling.source import InlineSource
 from gigl_loader.sampling.store import EdgeList
@@ -312,6 +314,8 @@ class DistDataset(GraphQueries):
         self._check_open()
         request.plan.sampler.check_here()
         has_workers = request.num_workers > 0 and request.schedule.num_batches > 0
+        if self._membership is None:
+            request = replace(request, memory=decide_here(self._graph, request))
         return start_source(
             lambda: self._worker_source(request) if has_workers else self._inline_source(request),
             group=request.group if has_workers else None,
@@ -365,7 +369,14 @@ class DistDataset(GraphQueries):
         from gigl_loader.workers.source import WorkerSource
 
         if self._membership is None:
-            return WorkerSource(self._graph, request.plan, request.schedule, options, shared=request.shared)
+            return WorkerSource(
+                self._graph,
+                request.plan,
+                request.schedule,
+                options,
+                shared=request.shared,
+                memory=request.memory,
+            )
         return WorkerSource(
             self._graph,
             request.plan,
@@ -381,7 +392,9 @@ class DistDataset(GraphQueries):
         if self._membership is None:
             sampler = request.plan.open(self._graph, shared=request.shared)
             check = self._graph.verifier.check
-            return InlineSource(sampler, request.schedule, channel_bytes=channel_bytes, check=check)
+            return InlineSource(
+                sampler, request.schedule, channel_bytes=channel_bytes, check=check, memory=request.memory
+            )
         timeout_s = _SHARE_OF_PEERS * request.timeout_s
         store = self._membership.peers.open_store(self._graph, timeout_s=timeout_s)
         self._stores.add(store)

@@ -91,7 +91,7 @@ def _features_here(graph: Graph) -> dict[str, Any]:
             if size.nbytes
         ]
         return {**told, "types": types, "decision": str(error)}
-    return {**told, **found.to_json(), "decision": "; ".join([str(found), *found.reasons])}
+    return {**told, **found.to_json()}
 
 
 def _partitioning(graph: Graph) -> dict[str, Any]:
@@ -158,7 +158,9 @@ def _show(path: str, graph: Graph, *, verified: bool) -> None:
         soft_wrap=True,
     )
     features = _features_here(graph)
-    console.print(f"a loader here: {features['decision']}", highlight=False, soft_wrap=True)
+    reasons = dict.fromkeys(each["reason"] for each in features["types"] if "reason" in each)
+    told = "; ".join([features["decision"], *reasons])
+    console.print(f"a loader here: {told}", highlight=False, soft_wrap=True)
     console.print(_node_table(graph))
     if schema.edges:
         console.print(_edge_table(graph))

@@ -311,7 +311,8 @@ class BaseDistLoader(FixedArguments):
 
     def __repr__(self) -> str:
         state = "" if self._frames.is_open else ", shut down"
-        features = "" if self._frames.memory is None else f", {self._frames.memory}"
+        memory = self._frames.stats().get("feature_memory")
+        features = f", {memory['decision']}" if memory else ""
         return (
             f"{type(self).__name__}({len(self):,} batches of {self.batch_size}, "
             f"{self.num_workers} workers, seed {self.seed}, on {self.device}{features}{state})"

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from gigl_loader.channel.frame import Frame
     from gigl_loader.loaders.dataset import Dataset
     from gigl_loader.loaders.transfer import FrameTensors, Transfer
-    from gigl_loader.sampling.feature_memory import FeatureMemory
     from gigl_loader.sampling.frame_schema import FrameSchema
     from gigl_loader.sampling.request import BatchRequest
     from gigl_loader.sampling.source import BatchSource, SourceRequest
@@ -172,13 +171,7 @@ class FrameStream:
 
     def stats(self) -> dict[str, Any]:
         """Return the counters of the latest source, also when it is closed, and seconds of waiting for it."""
-        memory = {} if self.memory is None else {"feature_memory": self.memory.to_json()}
-        return {**self.source.stats(), **memory, "seconds_waiting": self.seconds_waiting}
-
-    @property
-    def memory(self) -> FeatureMemory | None:
-        """Where the latest source reads features; ``None`` where it does not say."""
-        return getattr(self.source, "memory", None)
+        return {**self.source.stats(), "seconds_waiting": self.seconds_waiting}
 
     def turn_to(self, progress: Progress) -> None:
         """Let the source sample ahead in this epoch, from the first batch that was not given."""

@@ -102,6 +102,7 @@ class FeatureMemory:
     def to_json(self) -> dict[str, Any]:
         """Return plain values, for ``stats()`` and ``--json``."""
         return {
+            "decision": str(self),
             "mapped_bytes": self.mapped_bytes,
             "cache_bytes": self.cache_bytes,
             "types": [

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gigl_loader.group import RankGroup
     from gigl_loader.options import StoreOptions, WorkerOptions
     from gigl_loader.sampling.costs import BatchBounds, CostCounter
+    from gigl_loader.sampling.feature_memory import FeatureMemory
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.plan import BatchPlan
     from gigl_loader.sampling.request import BatchRequest
@@ -62,6 +63,8 @@ class SourceRequest:
     shared: SharedTensors | None = None
     """For code of the user that samples."""
     features: FeatureOptions = field(default_factory=FeatureOptions)
+    memory: FeatureMemory | None = None
+    """Where features are read from: the dataset's decision."""
 
 
 class SampledBatch(Protocol):
@@ -131,7 +134,8 @@ class BatchSource(Protocol):
 
         Of ``cpu_seconds``, sampling threads spent ``cpu_sampling`` on drawing and ``cpu_gathering`` on
         writing frames, and the threads that call other hosts spent ``cpu_wire``. ``wire_bytes_in``,
-        ``wire_bytes_out`` and ``peer_calls`` count the traffic of these calls.
+        ``wire_bytes_out`` and ``peer_calls`` count the traffic of these calls. ``feature_memory`` tells where
+        features are read from, where the source knows.
         """
 
 
@@ -146,17 +150,21 @@ class InlineSource:
         channel_bytes: int = 4 << 30,
         store: PartitionedStore | None = None,
         check: Callable[[], None] | None = None,
+        memory: FeatureMemory | None = None,
     ) -> None:
         """``channel_bytes`` of address space are set aside for frames; memory is committed when touched.
 
         ``check`` is called before each batch, and raises if what it would be made of is damaged.
 
         ``store`` is the sampler's store, where no other sampler uses it: it is closed with the source.
+
+        ``memory``, for ``stats``: where features are read from.
         """
         self._sampler = sampler if schedule.draw is None else SeedWeightedSampler(sampler, schedule.draw)
         self._schedule = schedule
         self._store = store
         self._check = check
+        self._memory_told = features_told(memory)
         self._slots: SlotPool | None = private_slots(channel_bytes, _INLINE_SLOTS)
         self._epoch = -1
         self._position = schedule.num_batches
@@ -221,6 +229,7 @@ class InlineSource:
             "oversize": self._fresh,
             "restarts": 0,
             "workers": [],
+            **self._memory_told,
         }
 
     def _sampled(self, slots: SlotPool, deadline: float) -> Frame:
@@ -249,6 +258,11 @@ class InlineSource:
             self._fresh += 1
             return np.empty(nbytes, np.uint8)
         return slots.lend(slot, nbytes)
+
+
+def features_told(memory: FeatureMemory | None) -> dict[str, Any]:
+    """Return what ``stats`` tell of where features are read from, where that was decided."""
+    return {} if memory is None else {"feature_memory": memory.to_json()}
 
 
 def check_epoch(epoch: int, first_batch: int, *, num_batches: int) -> None:

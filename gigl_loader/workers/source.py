@@ -24,7 +24,7 @@ from gigl_loader.processes import is_stopped
 from gigl_loader.resources import naming_channel
 from gigl_loader.retry import Backoff
 from gigl_loader.sampling.request import entry_bytes
-from gigl_loader.sampling.source import check_epoch
+from gigl_loader.sampling.source import check_epoch, features_told
 from gigl_loader.workers.config import WorkerConfig
 from gigl_loader.workers.handle import WorkerHandle, statistics
 from gigl_loader.workers.process import check_start_method, collect_stacks
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gigl_loader.channel.frame import Frame
     from gigl_loader.graph.graph import Graph
     from gigl_loader.options import WorkerOptions
+    from gigl_loader.sampling.feature_memory import FeatureMemory
     from gigl_loader.sampling.plan import BatchPlan
     from gigl_loader.sampling.schedule import Schedule
     from gigl_loader.shared import SharedTensors
@@ -107,6 +108,7 @@ class WorkerSource:
         shared: SharedTensors | None = None,
         sampler: str = "gigl_loader.workers.main:open_samplers",
         timeout_s: float = 300.0,
+        memory: FeatureMemory | None = None,
     ) -> None:
         """Start the workers. Returns before they are up; ``receive`` raises if one cannot start.
 
@@ -115,6 +117,8 @@ class WorkerSource:
         ``sampler`` names, as ``module:function``, the function that makes a worker's samplers from its
         ``WorkerConfig``: one for each batch that it samples at the same time. ``timeout_s`` is how long
         the trainer will wait in ``receive``: workers give up requests to peers within that time.
+
+        ``memory``, for ``stats``: where features are read from.
         """
         check_start_method(options.start_method)
         self._graph = graph  # Its files stay open: a restarted worker opens them again.
@@ -124,6 +128,7 @@ class WorkerSource:
         self._options = options
         self._timeout_s = timeout_s
         self._detector = StallDetector(timeout_s=timeout_s)
+        self._memory_told = features_told(memory)
         self._pid = os.getpid()
         self._generation = 0
         self._epoch = -1
@@ -191,7 +196,8 @@ class WorkerSource:
         self._close()
 
     def stats(self) -> dict[str, Any]:
-        return {**statistics(self._worker_stats), "seconds_waiting": self._seconds_waiting}
+        counted = statistics(self._worker_stats)
+        return {**counted, "seconds_waiting": self._seconds_waiting, **self._memory_told}
 
     def _start(self, plan: BatchPlan, sampler: str) -> None:
         options = self._options

@@ -451,10 +451,18 @@ def test_stats_tell_where_time_went(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_options_of_features_are_in_the_request_for_epochs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     requests: list[Any] = []
     open_source = DistDataset.open_source
-    monkeypatch.setattr(
-        DistDataset, "open_source", lambda self, asked: requests.append(asked) or open_source(self, asked)
-    )
-    options = {"feature_memory": "1MB", "feature_memory_device": 7, "window": 3, "cache_policy": "none"}
+
+    def recorded(dataset: DistDataset, request: Any) -> Any:
+        requests.append(request)
+        return open_source(dataset, request)
+
+    monkeypatch.setattr(DistDataset, "open_source", recorded)
+    options: dict[str, Any] = {
+        "feature_memory": "1MB",
+        "feature_memory_device": 7,
+        "window": 3,
+        "cache_policy": "none",
+    }
     with _loader(**options) as loader, _loader() as plain:
         loader.sample(torch.arange(3))
         given = FeatureOptions(memory_bytes=1 << 20, device_bytes=7, window=3, cache_policy="none")
@@ -491,7 +499,12 @@ def test_rows_of_features_are_counted(columns: list[str] | None) -> None:
 
 
 def test_the_text_of_a_loader_tells_what_it_is() -> None:
-    assert repr(_loader()) == "DistNeighborLoader(10 batches of 30, 0 workers, seed 3, on cpu)"
+    loader = _loader()
+    told = "10 batches of 30, 0 workers, seed 3, on cpu, features in memory"
+    assert repr(loader) == f"DistNeighborLoader({told})"
+    features = loader.stats()["feature_memory"]
+    assert features["decision"] == "features in memory"
+    assert {each["reason"] for each in features["types"]} == {"the graph was built in memory"}
 
 
 def test_the_runtime_is_known() -> None:

@@ -60,7 +60,6 @@ MAY_IMPORT = {
     | {
         "native",
         "graph",
-        "sampling.feature_memory",
         "sampling.frame_schema",
         "sampling.khop",
         "sampling.negatives",
