@@ -6,19 +6,20 @@ it (``sampling/store.py``). Which reader serves a type never changes a batch.
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+import os
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.folder import DiskFolder
 from gigl_loader.native import DiskReader, copy_rows
+from gigl_loader.sampling.disk_speed import break_even_gap
 from gigl_loader.sampling.store import SLOT_BITS
 from gigl_loader.tensors import as_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from gigl_loader.arrays import Bytes, Int64Array
     from gigl_loader.graph.graph import Graph
@@ -112,8 +113,7 @@ class DiskRows:
         graph.verifier.without_maps(document.name for document in documents.values())
         paths = {part: str(folder.path / document.name) for part, document in documents.items()}
         if gap is None:
-            largest = max(documents, key=lambda part: documents[part].layout.nbytes, default=None)
-            gap = DEFAULT_GAP if largest is None else break_even_gap(paths[largest])
+            gap = break_even_gap(max(paths.values(), key=os.path.getsize, default=None), depth)
         self.gap = gap
         """Bytes between rows that are read rather than skipped."""
         self._reader = DiskReader(depth, gap, engine)
@@ -180,67 +180,3 @@ def _row_bytes(graph: Graph, kind: NodeType | EdgeType, name: str) -> int:
     schema = graph.schema
     columns = schema.nodes[kind].columns if isinstance(kind, str) else schema.edges[kind].columns
     return columns[name].row_bytes
-
-
-DEFAULT_GAP = 24 << 10
-"""Bytes. A cloud disk with 56,000 reads and 1.4 GB a second breaks even at 25 KB."""
-_BLOCK = 4096
-_LARGE_FILE = 64 << 20
-"""Smaller files are neither measured nor worth it."""
-
-
-class DiskSpeed(NamedTuple):
-    """Speed of a disk at one depth."""
-
-    depth: int
-    reads_per_s: float
-    bytes_per_s: float
-    """In sequence."""
-
-    @property
-    def gap(self) -> int:
-        """Bytes that take as long as a read, from 4 KiB to 256 KiB: no more come with one read."""
-        return int(min(max(self.bytes_per_s / max(self.reads_per_s, 1.0), _BLOCK), 256 << 10))
-
-
-def break_even_gap(path: str) -> int:
-    """Return the bytes that cost as much as a read, measured in 0.1 s. A small file gives ``DEFAULT_GAP``."""
-    with open(path, "rb") as file:
-        small = file.seek(0, 2) < _LARGE_FILE
-    return DEFAULT_GAP if small else measure_disk(path, depth=64, seconds=0.08).gap
-
-
-def measure_disk(path: str, *, depth: int, seconds: float, engine: str = "") -> DiskSpeed:
-    """Read blocks of 4 KiB at random, then a range in sequence, for about half of ``seconds`` each."""
-    with open(path, "rb") as file:
-        blocks = file.seek(0, 2) // _BLOCK
-    random = np.random.default_rng()
-
-    def scattered(count: int) -> Int64Array:
-        return np.unique(random.integers(0, blocks, count))
-
-    def adjacent(count: int) -> Int64Array:
-        first = int(random.integers(0, max(blocks - count, 0) + 1))
-        return np.arange(first, min(first + count, blocks))
-
-    reader = DiskReader(depth, 0, engine)
-    try:
-        file_number = reader.open(path)
-
-        def rate(choose: Callable[[int], Int64Array], count: int) -> float:
-            """Return blocks a second. Reads grow until they fill the time: slow disks end early."""
-            end = time.monotonic() + seconds / 2
-            while True:
-                rows = choose(count)
-                out = np.empty((len(rows), _BLOCK), np.uint8)
-                began = time.monotonic()
-                reader.read([(file_number, 0, blocks, rows, np.arange(len(rows)), out)])
-                now = time.monotonic()
-                left = end - now
-                count = min(2 * count, int(len(rows) / (now - began) * left), _LARGE_FILE // _BLOCK)
-                if count < len(rows):
-                    return len(rows) / (now - began)
-
-        return DiskSpeed(depth, rate(scattered, depth), rate(adjacent, 16 * depth) * _BLOCK)
-    finally:
-        reader.close()

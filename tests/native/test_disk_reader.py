@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +19,6 @@ from gigl_loader.native import DiskReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 ENGINES = ["io_uring", "threads"]
 
@@ -41,9 +42,6 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     if request.param == "disk":
         yield tmp_path
         return
-    import tempfile
-    from pathlib import Path
-
     with tempfile.TemporaryDirectory(dir="/dev/shm") as path:
         yield Path(path)
 
@@ -184,6 +182,19 @@ def test_a_file_that_was_removed_is_still_read(engine: str, folder: Path) -> Non
     reader.close()
 
 
+def test_a_file_system_without_direct_reads(engine: str) -> None:
+    """Read through the page cache: exactly the bytes of the rows, at any offset."""
+    data = np.frombuffer(Path("/proc/version").read_bytes(), np.uint8)
+    reader = opened(engine, gap=2)
+    file = reader.open("/proc/version")
+    assert not reader.is_direct(file)
+    done = job(file, 3, 5, np.array([0, 1, 3]), 5)
+    reader.read([done])
+    check(data, done)
+    assert (reader.counts["reads"], reader.counts["bytes"]) == (2, 15)
+    reader.close()
+
+
 def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
     reader = DiskReader()
     os.mkfifo(tmp_path / "pipe")
@@ -253,7 +264,7 @@ def test_threads_take_turns(engine: str, tmp_path: Path) -> None:
     reader = opened(engine, depth=4)
     file = reader.open(str(tmp_path / "rows"))
     random = np.random.default_rng(0)
-    jobs = [job(file, 64, 1 << 13, np.sort(random.integers(0, 1 << 13, 300)), 100) for _ in range(8)]
+    jobs = [job(file, 64, 1 << 13, np.sort(random.integers(0, 1 << 13, 60)), 100) for _ in range(8)]
     threads = [threading.Thread(target=reader.read, args=([each],)) for each in jobs]
     for thread in threads:
         thread.start()
