@@ -53,6 +53,12 @@ def test_only_large_files_tell_the_gap(tmp_path: Path) -> None:
     assert 4096 <= break_even_gap(str(hole(tmp_path / "large", MEASURABLE_BYTES)), 8) <= 128 << 10
 
 
+def test_a_busy_moment_does_not_widen_the_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    speeds = iter(DiskSpeed(8, reads, 1e9, "threads", True) for reads in (10_000, 50_000, 20_000))
+    monkeypatch.setattr("gigl_loader.sampling.disk_speed.measure_disk", lambda *_, **__: next(speeds))
+    assert break_even_gap(str(hole(tmp_path / "large", MEASURABLE_BYTES)), 8) == 20_000
+
+
 def test_the_largest_file_below_a_directory_is_measured(tmp_path: Path) -> None:
     (tmp_path / "part").mkdir()
     largest = hole(tmp_path / "part" / "large", MEASURABLE_BYTES + 1)
