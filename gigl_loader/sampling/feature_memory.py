@@ -34,8 +34,9 @@ Reader: TypeAlias = Literal["memory", "disk", "owners"]
 Where: TypeAlias = Literal["memory", "files", "elsewhere"]
 """Place of a graph: built in memory, in files of this host, or not wholly on this host."""
 
-_BATCHES = 1 / 4
-"""Of the memory that a graph leaves: for frames in flight, the trainer, and other loaders."""
+_BESIDE_MAPS, _BESIDE_CACHE = 1 / 8, 1 / 4
+"""Of the memory that a graph leaves: for frames in flight, the trainer, and other loaders. Maps give way to
+them, a cache does not."""
 _WORKER_BYTES = 150 << 20
 """Memory of a sampling process: 50 MB with small batches, 220 MB with 420,000 edges."""
 _LEAST_CACHE = 64 << 20
@@ -149,7 +150,7 @@ def decide(
         budget, origin = options.memory_bytes, "feature_memory"
     else:
         left = free.nbytes - taken - num_workers * ranks * _WORKER_BYTES
-        budget = int((left - structure_bytes) * (1 - _BATCHES))
+        budget = int((left - structure_bytes) * (1 - _BESIDE_MAPS))
         origin = f"what graph and batches leave of {size_text(free.nbytes)}, {free.source}"
         if total > budget:
             if left < least < total:
@@ -158,7 +159,7 @@ def decide(
                     f"{cache} in {origin}: raise the limit, lower num_workers, or set feature_memory to what "
                     "features may take"
                 )
-            budget = max(budget, least)
+            budget = max(int((left - structure_bytes) * (1 - _BESIDE_CACHE)), least)
     room = f"{size_text(budget)}: {origin}"
     if where == "elsewhere":
         reason = f"rows of other hosts are kept in {room}"
