@@ -107,7 +107,7 @@ def _count(text: str) -> int:
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split(",")))
+    return tuple(int(part) for part in text.split(",") if part)
 
 
 def _ways(text: str) -> tuple[str, ...]:
