@@ -97,10 +97,13 @@ def by_edge_type(
     return found
 
 
+Topology: TypeAlias = Literal["own", "all"]
+"""Partitions whose adjacency is opened: those whose features are, or all."""
 Verify: TypeAlias = Literal["full", "lazy", "none"]
 """``"full"``: opening reads every byte. ``"lazy"``: topology, ids and splits are read before their first use,
 features in the background. ``"none"``: only headers are checked."""
 
+TOPOLOGIES: tuple[Topology, ...] = ("own", "all")
 VERIFY_MODES: tuple[Verify, ...] = ("full", "lazy", "none")
 
 START_METHODS = ("spawn", "forkserver", "fork")
@@ -215,6 +218,14 @@ class FeatureOptions:
         if self.cache_policy not in CACHE_POLICIES:
             known = ", ".join(map(repr, CACHE_POLICIES))
             raise ValueError(f"cache_policy must be one of {known}, got {self.cache_policy!r}")
+
+
+def check_topology(topology: object) -> Topology:
+    """Return ``topology``, if it is one of the choices. ``ValueError`` lists them."""
+    for choice in TOPOLOGIES:
+        if topology == choice:
+            return choice
+    raise ValueError(f"topology must be 'own' or 'all', got {topology!r}")
 
 
 def check_verify(verify: object) -> Verify:

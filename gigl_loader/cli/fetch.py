@@ -25,6 +25,9 @@ def fetch(
         list[str] | None,
         typer.Option("--partition", "-p", help="Partitions to copy: 0, or 0,3. Default: all."),
     ] = None,
+    topology: Annotated[
+        str, typer.Option(help="all: also all files but the features of the other partitions.")
+    ] = "own",
 ) -> None:
     """Copy a graph, or some of its partitions, to a directory of this machine.
 
@@ -34,16 +37,19 @@ def fetch(
     with importing():
         from gigl_loader.graph.folder import DiskFolder
         from gigl_loader.graph.manifest import MANIFEST_NAME, Manifest, check_files, files_of
+        from gigl_loader.options import check_topology
         from gigl_loader.partition.remote_files import RemotePlace, RemoteSource
         from gigl_server.partitions.adoption import make_sound, write_durable
         from gigl_server.partitions.pull import PullProgress, size_text
 
+    check_topology(topology)
     place = RemotePlace(source if "://" in source else Path(source).absolute().as_uri())
     data = place.read(MANIFEST_NAME)
     manifest = Manifest.parse(data, what=str(place))
     check_files(manifest)
     parts = _chosen(partitions, manifest, str(place))
-    names = files_of(manifest.schema, parts)
+    every = range(manifest.schema.num_partitions)
+    names = files_of(manifest.schema, every if topology == "all" else parts, features_of=parts)
     _check_directory(directory, manifest)
     directory.mkdir(parents=True, exist_ok=True)
     progress = PullProgress(str(place))
@@ -60,6 +66,7 @@ def fetch(
         write_durable(directory / MANIFEST_NAME, data)
     total = sum(manifest.files[name].nbytes for name in names)
     listed = "all partitions" if len(parts) == manifest.schema.num_partitions else f"partitions {parts}"
+    listed += " and the topology of all" if topology == "all" and len(parts) < len(every) else ""
     print(f"{directory}: {listed} of {place}, {size_text(total)}, of which {size_text(nbytes)} were copied")
 
 

@@ -48,6 +48,7 @@ def _document(path: str, graph: Graph, *, verified: bool) -> dict[str, Any]:
     return {
         "path": path,
         "bytes": graph.nbytes,
+        "topology_bytes": graph.structure_bytes,
         "files": len(graph.manifest.files),
         "digest": graph.manifest.digest,
         "build": dict(graph.manifest.build),
@@ -151,7 +152,8 @@ def _show(path: str, graph: Graph, *, verified: bool) -> None:
     assigner = graph.manifest.build.get("assigner", "?")
     console.print(
         f"{path}: {kind}, edge_dir {schema.edge_dir}, {parts} by {assigner}, "
-        f"{len(graph.manifest.files)} files, {graph.nbytes / 1e6:,.1f} MB"
+        f"{len(graph.manifest.files)} files, {graph.nbytes / 1e6:,.1f} MB, "
+        f"of which topology {graph.structure_bytes / 1e6:,.1f} MB"
         + (", every byte verified" if verified else "")
         + f", digest {graph.manifest.digest}",
         highlight=False,

@@ -41,6 +41,9 @@ def local_cluster(
     servers: Annotated[int, typer.Option(min=1, help="Server processes; at most one per partition.")] = 2,
     replicas: Annotated[int, typer.Option(min=1, help="Servers that hold each partition.")] = 1,
     workers: Annotated[int, typer.Option(min=1, help="Batches that each samples at once.")] = 1,
+    topology: Annotated[
+        str, typer.Option(help="all: each server maps the adjacency of all partitions.")
+    ] = "own",
     timeout: Annotated[float, typer.Option(min=1, help="Seconds until all are ready.")] = 120.0,
 ) -> None:
     """Start storage servers on loopback; run a command beside them, or wait for Ctrl-C.
@@ -64,7 +67,7 @@ def local_cluster(
             workers=workers,
             token=token,
             timeout_s=timeout,
-            options={"show_names": True},  # All trainers are this user's.
+            options={"show_names": True, "topology": topology},  # All trainers are this user's.
         ) as cluster,
     ):
         if command:

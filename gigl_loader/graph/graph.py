@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -13,13 +13,14 @@ import numpy as np
 from gigl_loader.arrays import Array, Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.folder import DiskFolder, Folder, folder_from, graph_directory
-from gigl_loader.graph.ids import Directory, TextIds
+from gigl_loader.graph.ids import Directory, NodeTimes, TextIds
 from gigl_loader.graph.manifest import (
     Document,
     Manifest,
     check_files,
     check_part,
     edges_path,
+    feature_files,
     files_of,
     files_of_part,
     ids_path,
@@ -40,43 +41,9 @@ from gigl_loader.graph.verifier import (
     Verifier,
     beyond_memory,
     check_split,
-    feature_files,
     verify_graph,
 )
-from gigl_loader.options import Verify, check_verify
-from gigl_loader.tensors import ArraySpec
-
-
-class NodeTimes(NamedTuple):
-    """A time of every node of a type."""
-
-    times: Int64Array
-    """By position, int64 [N]."""
-    order: Array
-    """Positions by ascending (time, node id), int32 or int64 [N]."""
-
-    def not_later(self, bounds: Int64Array) -> Int64Array:
-        """Return for each bound how many nodes have a time that is not later, int64."""
-        low = np.zeros(len(bounds), np.int64)
-        high = np.full(len(bounds), len(self.order), np.int64)
-        while True:  # Binary searches, all at once: the sorted times are not stored.
-            open_ = low < high
-            if not open_.any():
-                return low
-            middle = np.where(open_, (low + high) // 2, 0)
-            early = self.times[self.order[middle]] <= bounds
-            low = np.where(open_ & early, middle + 1, low)
-            high = np.where(open_ & ~early, middle, high)
-
-    @staticmethod
-    def check(document: Document, count: int) -> None:
-        """Raise ``FormatError`` unless a file has the times of ``count`` nodes."""
-        order = document.specs.get("order")
-        width = "I32" if order is not None and order.dtype == "I32" else "I64"
-        document.require("times", ArraySpec("I64", (count,)))
-        document.require("order", ArraySpec(width, (count,)))
-        if len(document.specs) > 2:
-            raise FormatError(f"{document.name}: other arrays than times and order")
+from gigl_loader.options import Topology, Verify, check_verify
 
 
 class Graph:
@@ -92,10 +59,14 @@ class Graph:
         documents: Mapping[str, Document],
         parts: tuple[int, ...],
         verifier: Verifier,
+        *,
+        lists_of: Collection[int] = (),
     ) -> None:
         self.schema: GraphSchema = manifest.schema
         self.parts = parts
         """Opened partitions, ascending."""
+        self.topology_parts = tuple(sorted({*parts, *lists_of}))
+        """Opened partitions, and those of which all files but the features are opened, ascending."""
         self.folder = folder
         self.manifest = manifest
         self.notes: dict[str, Any] = {}
@@ -120,9 +91,10 @@ class Graph:
         where: str | os.PathLike[str] | Folder,
         *,
         parts: Sequence[int] | None = None,
+        topology: Topology = "own",
         verify: Verify = "lazy",
     ) -> Graph:
-        """Open a graph, or only some of its partitions.
+        """Open a graph, or only some of its partitions; with topology "all", the others without features.
 
         Raises ``FormatError`` for missing, damaged or inconsistent files, as far as sizes, headers and the
         ends of each adjacency show. With ``verify="lazy"``, files of topology, ids and splits are verified
@@ -133,8 +105,10 @@ class Graph:
         folder = _folder(where)
         manifest = Manifest.read(folder)
         opened = range(manifest.schema.num_partitions) if parts is None else sorted(set(parts))
-        documents = _documents(folder, manifest, opened)
-        graph = cls(folder, manifest, documents, tuple(opened), _verifier(folder, documents, mode))
+        lists_of = range(manifest.schema.num_partitions if topology == "all" else 0)
+        documents = _documents(folder, manifest, opened, lists_of)
+        verifier = _verifier(folder, documents, mode)
+        graph = cls(folder, manifest, documents, tuple(opened), verifier, lists_of=lists_of)
         graph._check_counts()
         if mode == "full":
             graph.verifier.finish()
@@ -143,19 +117,28 @@ class Graph:
     @classmethod
     def from_reference(cls, reference: Mapping[str, Any]) -> Graph:
         """Open the graph behind the ``reference`` of another process, which verifies the graph."""
-        return cls.open(folder_from(reference), parts=reference.get("parts"), verify="none")
+        return cls.open(
+            folder_from(reference),
+            parts=reference.get("parts"),
+            topology=reference.get("topology", "own"),
+            verify="none",
+        )
 
-    def holding(self, parts: Sequence[int], *, reopen: Collection[str] = ()) -> Graph:
-        """Return the same graph with other partitions opened. This one stays as it is.
+    def holding(
+        self, parts: Sequence[int], *, lists_of: Collection[int] = (), reopen: Collection[str] = ()
+    ) -> Graph:
+        """Return the same graph with other partitions opened, ``lists_of`` some without features.
+
+        This graph stays as it is.
 
         Files of both stay mapped, and verified. Files named by ``reopen`` were replaced, and are mapped anew.
         Raises as ``open``.
         """
         kept = {name: document for name, document in self._documents.items() if name not in reopen}
         opened = tuple(sorted(set(parts)))
-        documents = _documents(self.folder, self.manifest, opened, kept)
+        documents = _documents(self.folder, self.manifest, opened, lists_of, kept)
         verifier = self.verifier.over(documents, feature_files(documents))
-        graph = Graph(self.folder, self.manifest, documents, opened, verifier)
+        graph = Graph(self.folder, self.manifest, documents, opened, verifier, lists_of=lists_of)
         graph._check_counts()
         graph.notes = self.notes
         return graph
@@ -178,12 +161,19 @@ class Graph:
         return len(self.parts) == self.schema.num_partitions
 
     @property
+    def has_all_topology(self) -> bool:
+        """Whether the adjacency of all partitions is opened."""
+        return len(self.topology_parts) == self.schema.num_partitions
+
+    @property
     def reference(self) -> dict[str, Any]:
         """Location and opened partitions of the graph, JSON-able, with ``notes``.
 
         A child process needs ``pass_fds`` to use it.
         """
-        parts = {} if self.is_whole else {"parts": list(self.parts)}
+        parts: dict[str, Any] = {} if self.is_whole else {"parts": list(self.parts)}
+        if self.has_all_topology and not self.is_whole:
+            parts["topology"] = "all"
         return {**self.folder.reference, **parts, **self.notes}
 
     @property
@@ -372,7 +362,7 @@ class Graph:
 
     def _check_counts(self) -> None:
         """Raise ``FormatError`` unless array sizes match the counts of the schema."""
-        if not self.is_whole:
+        if not self.has_all_topology:
             return
         for edge_type, edges in self.schema.lists.items():
             stored = sum(
@@ -386,7 +376,8 @@ class Graph:
         for node_type, nodes in self.schema.nodes.items():
             for name, count in nodes.splits.items():
                 stored = sum(
-                    self._documents[splits_path(part, node_type)].specs[name].shape[0] for part in self.parts
+                    self._documents[splits_path(part, node_type)].specs[name].shape[0]
+                    for part in self.topology_parts
                 )
                 if stored != count:
                     raise FormatError(
@@ -407,21 +398,26 @@ def _folder(where: str | os.PathLike[str] | Folder) -> Folder:
 
 
 def _documents(
-    folder: Folder, manifest: Manifest, parts: Sequence[int], kept: Mapping[str, Document] | None = None
+    folder: Folder,
+    manifest: Manifest,
+    parts: Collection[int],
+    lists_of: Collection[int],
+    kept: Mapping[str, Document] | None = None,
 ) -> dict[str, Document]:
-    """Open the files of partitions. Those in ``kept`` are open."""
+    """Open the files of partitions, ``lists_of`` some without features. Those in ``kept`` are open."""
     schema = manifest.schema
-    for part in parts:
+    opened = sorted({*parts, *lists_of})
+    for part in opened:
         if not 0 <= part < schema.num_partitions:
             raise ValueError(f"no partition {part} in a graph of {schema.num_partitions}")
     check_files(manifest)
     there = kept or {}
-    names = files_of(schema, parts)
+    names = files_of(schema, opened, features_of=parts)
     documents = {name: there.get(name) or Document(folder, name, manifest.files[name]) for name in names}
     for node_type, nodes in schema.nodes.items():
         for time in nodes.times:
             NodeTimes.check(documents[node_times_path(node_type, time)], nodes.count)
-    for part in parts:
+    for part in opened:
         check_part(schema, documents, part)
     for name in beyond_memory(documents) if isinstance(folder, DiskFolder) else ():
         documents[name].advise_random()
@@ -436,16 +432,21 @@ def _verifier(folder: Folder, documents: Mapping[str, Document], mode: Verify) -
 
 
 def open_partitions(
-    path: str | os.PathLike[str], partitions: int | Sequence[int] | None, *, verify: Verify = "lazy"
+    path: str | os.PathLike[str],
+    partitions: int | Sequence[int] | None,
+    *,
+    topology: Topology = "own",
+    verify: Verify = "lazy",
 ) -> Graph:
     """Open ``partitions`` of the graph at ``path``, by default all that exist there.
 
-    Raises ``ValueError`` for missing partitions, and what ``Graph.open`` raises.
+    With topology "all", the other partitions are opened without features. Raises ``ValueError`` for missing
+    partitions and for missing topology, and what ``Graph.open`` raises.
     """
     folder = _folder(path)
     manifest = Manifest.read(folder)
     schema = manifest.schema
-    there = _present_parts(folder, manifest)
+    there = _present_parts(folder, manifest, topology)
     wanted = there if partitions is None else _part_numbers(partitions)
     absent = sorted(set(wanted).difference(there))
     if absent or not wanted:
@@ -453,7 +454,23 @@ def open_partitions(
             f"partitions {_listed(absent or range(schema.num_partitions))} do not lie at {folder}: of "
             f"{schema.num_partitions}, it has {_listed(there)}"
         )
-    return Graph.open(folder, parts=wanted, verify=verify)
+    if topology == "all":
+        _check_topology(folder, manifest, wanted)
+    return Graph.open(folder, parts=wanted, topology=topology, verify=verify)
+
+
+def _check_topology(folder: Folder, manifest: Manifest, parts: Sequence[int]) -> None:
+    """Raise ``ValueError`` where files but features of other partitions than ``parts`` are missing."""
+    there = set(folder.names())
+    others = [part for part in range(manifest.schema.num_partitions) if part not in parts]
+    missing = [name for name in files_of(manifest.schema, others, features_of=()) if name not in there]
+    if missing:
+        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        raise ValueError(
+            f"topology all needs the topology of every partition at {folder}, which lacks {shown}: copy it "
+            f"there, as gigl-loader fetch SOURCE {folder} --partition "
+            f"{','.join(map(str, parts))} --topology all does"
+        )
 
 
 def _part_numbers(partitions: Any) -> list[int]:
@@ -463,11 +480,17 @@ def _part_numbers(partitions: Any) -> list[int]:
     return sorted(set(given))
 
 
-def _present_parts(folder: Folder, manifest: Manifest) -> list[int]:
-    """Return the partitions that are in ``folder``, also incomplete ones: these are damaged, not absent."""
-    there = {part_of(name) for name in folder.names() if name in manifest.files}
-    parts = range(manifest.schema.num_partitions)
-    return [part for part in parts if part in there or not files_of_part(manifest.schema, part)]
+def _present_parts(folder: Folder, manifest: Manifest, topology: Topology) -> list[int]:
+    """Return the partitions that are in ``folder``, also incomplete ones: these are damaged, not absent.
+
+    With topology "all", partitions of which no features lie there are absent.
+    """
+    schema, parts = manifest.schema, range(manifest.schema.num_partitions)
+    names = [name for name in folder.names() if name in manifest.files]
+    if topology == "all" and any(feature_files(files_of_part(schema, part)) for part in parts):
+        names = feature_files(names)
+    there = {part_of(name) for name in names}
+    return [part for part in parts if part in there or not files_of_part(schema, part)]
 
 
 def _require(name: str, known: Collection[str], what: str) -> None:

@@ -1,10 +1,10 @@
-"""Ids of the nodes of a type: integers or texts, from and to positions."""
+"""Ids of the nodes of a type: integers or texts, from and to positions; and times of all nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,9 @@ from gigl_loader.arrays import Array, Int64Array, first_true
 from gigl_loader.errors import FormatError
 from gigl_loader.native import TextIndex, check_stop, find_texts, texts_at
 from gigl_loader.tensors import ArraySpec
+
+if TYPE_CHECKING:
+    from gigl_loader.graph.manifest import Document
 
 IntArray = npt.NDArray[np.signedinteger[Any]]
 
@@ -186,3 +189,35 @@ class TextIds:
             raise FormatError(
                 f"{name}: {specs['offsets'].shape[0]} offsets and {slots} slots for {count} nodes"
             )
+
+
+class NodeTimes(NamedTuple):
+    """A time of every node of a type."""
+
+    times: Int64Array
+    """By position, int64 [N]."""
+    order: Array
+    """Positions by ascending (time, node id), int32 or int64 [N]."""
+
+    def not_later(self, bounds: Int64Array) -> Int64Array:
+        """Return for each bound how many nodes have a time that is not later, int64."""
+        low = np.zeros(len(bounds), np.int64)
+        high = np.full(len(bounds), len(self.order), np.int64)
+        while True:  # Binary searches, all at once: the sorted times are not stored.
+            open_ = low < high
+            if not open_.any():
+                return low
+            middle = np.where(open_, (low + high) // 2, 0)
+            early = self.times[self.order[middle]] <= bounds
+            low = np.where(open_ & early, middle + 1, low)
+            high = np.where(open_ & ~early, middle, high)
+
+    @staticmethod
+    def check(document: Document, count: int) -> None:
+        """Raise ``FormatError`` unless a file has the times of ``count`` nodes."""
+        order = document.specs.get("order")
+        width = "I32" if order is not None and order.dtype == "I32" else "I64"
+        document.require("times", ArraySpec("I64", (count,)))
+        document.require("order", ArraySpec(width, (count,)))
+        if len(document.specs) > 2:
+            raise FormatError(f"{document.name}: other arrays than times and order")

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -291,9 +291,16 @@ def _canonical(document: Mapping[str, Any]) -> bytes:
 _PART = re.compile(r"part-([0-9]{5,})/.")
 
 
-def files_of(schema: GraphSchema, parts: Sequence[int]) -> list[str]:
-    """Return the files that are needed to open ``parts``."""
-    return shared_files(schema) + [name for part in parts for name in files_of_part(schema, part)]
+def files_of(
+    schema: GraphSchema, parts: Iterable[int], *, features_of: Collection[int] | None = None
+) -> list[str]:
+    """Return the files that are needed to open ``parts``, ``features_of`` some of them: by default of all."""
+    names = shared_files(schema)
+    for part in parts:
+        files = files_of_part(schema, part)
+        left_out = set() if features_of is None or part in features_of else {*feature_files(files)}
+        names += [name for name in files if name not in left_out]
+    return names
 
 
 def shared_files(schema: GraphSchema) -> list[str]:
@@ -331,6 +338,11 @@ def files_of_part(schema: GraphSchema, part: int) -> list[str]:
     ]
 
 
+def feature_files(names: Iterable[str]) -> list[str]:
+    """Return the files of columns and texts, which no draw reads. They are verified in the background."""
+    return [name for name in names if name.split("/")[1] in ("nodes", "edges", "text")]
+
+
 def part_of(name: str) -> int | None:
     """Return the partition of a file by its name. ``None``: partitions share it."""
     found = _PART.match(name)
@@ -349,13 +361,13 @@ def check_files(manifest: Manifest) -> None:
 
 
 def check_part(schema: GraphSchema, documents: Mapping[str, Document], part: int) -> None:
-    """Raise ``FormatError`` unless the files of a partition have the arrays of the schema."""
+    """Raise ``FormatError`` unless the opened files of a partition have the arrays of the schema."""
     for edge_type in schema.lists:
         edges = _check_topology(schema, documents[topology_path(part, edge_type)], edge_type, part)
         if edge_type in schema.labels:
             continue
-        if schema.edges[edge_type].columns:
-            _check_columns(documents[edges_path(part, edge_type)], schema.edges[edge_type].columns, edges)
+        if (features := documents.get(edges_path(part, edge_type))) is not None:
+            _check_columns(features, schema.edges[edge_type].columns, edges)
         bounds = schema.nodes[schema.target_type(edge_type)].bounds
         for name in schema.edges[edge_type].weights:
             expected = {
@@ -372,8 +384,8 @@ def check_part(schema: GraphSchema, documents: Mapping[str, Document], part: int
                 _require_all(timed, {"sums": ArraySpec("I64", (edges,))})
     for node_type, nodes in schema.nodes.items():
         rows = nodes.bounds[part + 1] - nodes.bounds[part]
-        if nodes.columns:
-            _check_columns(documents[nodes_path(part, node_type)], nodes.columns, rows)
+        if (features := documents.get(nodes_path(part, node_type))) is not None:
+            _check_columns(features, nodes.columns, rows)
         if nodes.splits:
             _check_splits(documents[splits_path(part, node_type)], nodes.splits)
 

@@ -19,7 +19,7 @@ from gigl_loader.arrays import Array, first_true
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.folder import DirectFile, DiskFolder, Folder, Status
 from gigl_loader.graph.ids import Directory
-from gigl_loader.graph.manifest import Document, ids_path, splits_path, topology_path
+from gigl_loader.graph.manifest import Document, feature_files, ids_path, splits_path, topology_path
 from gigl_loader.graph.schema import GraphSchema, NodeType
 from gigl_loader.native import install_bus_error_handler
 from gigl_loader.resources import memory_bytes
@@ -27,11 +27,6 @@ from gigl_loader.resources import memory_bytes
 _ROWS = 1 << 20
 _SMALL_SHARE = 1 / 16
 """Of the memory: so much of features stays in it beside larger ones."""
-
-
-def feature_files(names: Iterable[str]) -> list[str]:
-    """Return the files that are verified in the background."""
-    return [name for name in names if name.split("/")[1] in ("nodes", "edges", "text")]
 
 
 def beyond_memory(documents: Mapping[str, Document]) -> list[str]:

@@ -73,15 +73,21 @@ class FrameWriter:
     """Lays out and writes the frames of a plan. Used by one sampler: not thread-safe."""
 
     def __init__(self, context: SamplerContext, store: PartitionedStore | None) -> None:
-        """``store`` has the features. ``None``: the context's graph has them, wholly on this host."""
+        """``store`` has the features. ``None``: slots count through all partitions of the context's graph.
+
+        The graph then has the features, or the context's store.
+        """
         graph, schema = context.graph, context.graph.schema
         self.costs = context.costs or (CostCounter() if store is None else CostCounter(store.wire))
         self._features: FeatureSource
-        if store is None:
-            local = LocalPlaces if context.deferred else LocalFeatures
-            self._features = local(graph, context.plan.columns)
-        else:
+        if store is not None:
             self._features = StoredPlaces() if context.deferred else store
+        elif context.deferred:
+            self._features = LocalPlaces(graph, context.plan.columns)
+        elif context.store is not None:
+            self._features = StoredFeatures(graph, context.plan.columns, context.store)
+        else:
+            self._features = LocalFeatures(graph, context.plan.columns)
         self._frame = context.frame
         self.node_types: list[NodeType] = list(schema.nodes)
         self.edge_types: list[EdgeType] = [
@@ -234,22 +240,29 @@ class StoredPlaces:
             out.reshape(-1).view(np.int64)[:] = want.rows
 
 
-class LocalPlaces(StoredPlaces):
-    """The same for a graph that lies wholly on this host, where slots count through all partitions."""
+class StoredFeatures:
+    """Features of a store, for slots that count through all partitions of a graph."""
 
-    def __init__(self, graph: Graph, columns: ColumnPlan) -> None:
+    def __init__(self, graph: Graph, columns: ColumnPlan, store: FeatureSource) -> None:
+        self._store = store
         self._bounds: dict[NodeType | EdgeType, Int64Array] = {
             edge_type: slot_bounds(graph, edge_type) for edge_type in columns.edges
         }
 
     def gather(self, wants: Sequence[GatherRequest]) -> None:
-        super().gather(wants)
         for want in wants:
             bounds = self._bounds.get(want.kind)
             if bounds is not None:
-                slots = want.out[0].reshape(-1).view(np.int64)
-                owners = np.searchsorted(bounds, slots, side="right") - 1
-                slots += (owners << SLOT_BITS) - bounds[owners]
+                owners = np.searchsorted(bounds, want.rows, side="right") - 1
+                np.add(want.rows, (owners << SLOT_BITS) - bounds[owners], out=want.rows)
+        self._store.gather(wants)
+
+
+class LocalPlaces(StoredFeatures):
+    """Places of the features of a graph that lies wholly on this host."""
+
+    def __init__(self, graph: Graph, columns: ColumnPlan) -> None:
+        super().__init__(graph, columns, StoredPlaces())
 
 
 class Completion:

@@ -46,7 +46,7 @@ class LocalSampler:
     """
 
     def __init__(self, context: SamplerContext, hops: KHop, seeder: Seeder) -> None:
-        """All partitions of the context's graph are opened; its store is not used."""
+        """The graph has the adjacency of all partitions; the context's store, if any, the features."""
         graph = context.graph
         self.bounds = context.bounds or BatchBounds.of_machine()
         self._seeder = seeder
@@ -275,8 +275,8 @@ def _tree_times(seeds: BatchSeeds, rule: DrawRule | None = None) -> dict[str, An
 
 
 def open_sampler(context: SamplerContext, hops: KHop, seeder: Seeder) -> PlanSampler:
-    """Return the sampler of a plan that samples hop by hop: over the context's store, else its graph."""
-    if context.store is None:
+    """Return the sampler of a plan that samples hop by hop: in one pass where the adjacency lies here."""
+    if context.store is None or context.store.only_features_are_remote:
         return LocalSampler(context, hops, seeder)
     return DistributedSampler(context, hops, seeder, context.store)
 

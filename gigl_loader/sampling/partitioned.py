@@ -62,10 +62,12 @@ class PartitionedStore:
         *,
         local: Mapping[int, NeighborStore],
         remote: Mapping[int, NeighborStore],
+        lists: Mapping[int, NeighborStore] | None = None,
         concurrency: int = 1,
     ) -> None:
         """``local`` and ``remote`` hold one store for every partition between them.
 
+        ``lists`` has stores on this host for remote partitions, which draw their neighbours.
         ``concurrency`` is the number of samplers that send requests at the same time.
         """
         if sorted([*local, *remote]) != list(range(schema.num_partitions)):
@@ -75,6 +77,8 @@ class PartitionedStore:
             )
         self._stores: dict[int, NeighborStore] = {**local, **remote}
         self._local = frozenset(local)
+        self._lists: dict[int, NeighborStore] = {**self._stores, **(lists or {})}
+        self._lists_here = self._local.union(lists or ())
         self._owner = schema.target_type
         """Type of the nodes whose owners hold the lists of an edge type."""
         self._bounds: dict[NodeType | EdgeType, Int64Array] = {
@@ -98,6 +102,11 @@ class PartitionedStore:
         """The stores of partitions elsewhere."""
         return {part: store for part, store in self._stores.items() if part not in self._local}
 
+    @property
+    def only_features_are_remote(self) -> bool:
+        """Whether all adjacency lies on this host, and some features elsewhere."""
+        return bool(self.remote) and len(self._lists_here) == len(self._stores)
+
     def bounds(self, node_type: NodeType) -> Int64Array:
         """Return int64 [P + 1]: partition p owns the positions ``[bounds[p], bounds[p + 1])``."""
         return self._bounds[node_type]
@@ -106,15 +115,16 @@ class PartitionedStore:
         """Return, for every request, the neighbours by partition. Raises what the stores raise."""
         answers: list[list[Neighbors]] = []
         self._check_open()
-        here = sum(len(ask.targets[part]) for ask in asks for part in self._local)
+        here = sum(len(ask.targets[part]) for ask in asks for part in self._lists_here)
         with _Round(self._pool, one_call_here=here <= _FEW) as work:
             for ask in asks:
                 answers.append([_NOBODY] * len(self._stores))
                 for part, targets in enumerate(ask.targets):
                     if len(targets):
                         bounds = {} if ask.bounds is None else {"bounds": ask.bounds[part]}
-                        share, store = ask.request(targets=targets, **bounds), self._stores[part]
-                        work.add(partial(_sample, store, share, answers[-1], part), here=part in self._local)
+                        share, store = ask.request(targets=targets, **bounds), self._lists[part]
+                        job = partial(_sample, store, share, answers[-1], part)
+                        work.add(job, here=part in self._lists_here)
         return answers
 
     def contains(self, edge_type: EdgeType, targets: Int64Array, neighbors: Int64Array) -> BoolArray:
@@ -129,8 +139,8 @@ class PartitionedStore:
             ):
                 if len(owned):
                     request = EdgeRequest(edge_type=edge_type, targets=owned, neighbors=neighbors[places])
-                    job = partial(_contains, self._stores[part], request, places, found)
-                    work.add(job, here=part in self._local)
+                    job = partial(_contains, self._lists[part], request, places, found)
+                    work.add(job, here=part in self._lists_here)
         return found
 
     def gather(self, wants: Sequence[GatherRequest]) -> None:

@@ -129,7 +129,8 @@ class PPRSampler:
         rule = ppr.rule(graph.schema, states)
         nodes = (self._writer.node_ids, self._writer.num_nodes)
         self._pushes: _Pushes
-        if context.store is None and ppr.weight_attr is None:
+        lists_here = context.store is None or context.store.only_features_are_remote
+        if lists_here and ppr.weight_attr is None:
             self._pushes = _WholeGraph(graph, *nodes, rule)
         else:
             batch = PPRBuilder(node_ids=nodes[0], num_nodes=nodes[1], rule=rule)

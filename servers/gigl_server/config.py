@@ -19,6 +19,7 @@ from gigl_server.option import (
     PORT,
     SAMPLERS,
     TEXT,
+    TOPOLOGY,
     VERIFY,
     declaration,
     option,
@@ -67,6 +68,13 @@ class ServeOptions:
         PARTITIONS,
         "Partitions to serve that may be missing or damaged in GRAPH_DIR: their files are verified, and "
         "pulled from a server that --peer leads to. GRAPH_DIR may be empty.",
+    )
+    topology: str = option(
+        "own",
+        TOPOLOGY,
+        "all: map the adjacency of every partition, so that a batch is sampled without other servers; "
+        "features stay partitioned. GRAPH_DIR needs all files of the other partitions but their features; "
+        "with --adopt, missing ones are pulled. own: only that of the partitions served here.",
     )
     listen: str = option("127.0.0.1:7070", ADDRESS, "HOST:PORT of the control port; port 0 takes a free one.")
     data_port: int | None = option(None, PORT, "Port for data.", shown="the port after that of --listen")

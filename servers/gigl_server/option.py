@@ -8,7 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gigl_loader.options import byte_count, byte_text, check_sampler_name, check_verify, whole_number
+from gigl_loader.options import (
+    byte_count,
+    byte_text,
+    check_sampler_name,
+    check_topology,
+    check_verify,
+    whole_number,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -151,9 +158,15 @@ def _check_verify(name: str, mode: str) -> None:
     check_verify(mode)
 
 
+def _check_topology(name: str, topology: str) -> None:
+    del name  # It is "topology" everywhere.
+    check_topology(topology)
+
+
 TEXT = ValueKind(_text)
 PATH = ValueKind(_text, argument_type=Path)
 FLAG = ValueKind(_flag, argument_type=bool, show=lambda value: "true" if value else "")
+TOPOLOGY = ValueKind(_text, _check_topology)
 VERIFY = ValueKind(_text, _check_verify)
 ADDRESS = ValueKind(_text, _check_address)
 """``HOST:PORT`` to listen at."""

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from gigl_loader.errors import StorageUnavailable
 from gigl_loader.graph.graph import Graph
-from gigl_loader.options import check_verify
+from gigl_loader.options import check_topology, check_verify
 from gigl_loader.rpc.endpoint import is_local
 from gigl_server.cluster.peers import PeerWatch
 from gigl_server.composition import ServerParts
 from gigl_server.partitions.adoption import open_graph
+from gigl_server.partitions.pull import size_text
 from gigl_server.ports.probe import watched_ports
 from gigl_server.preflight import PORT_WAIT_S, wait_free
 from gigl_server.supervision import Part, Supervisor
@@ -248,9 +249,10 @@ class StorageServer:
         self._tell_health()
         if self.ready:
             _LOGGER.info(
-                "ready: %s serves partitions %s, %d workers",
+                "ready: %s serves partitions %s%s, %d workers",
                 self.endpoint,
                 list(self.parts.holdings.graph.parts),
+                _topology_text(self.parts.holdings.graph),
                 self._options.num_workers,
             )
         parts = self.parts
@@ -289,6 +291,13 @@ def _check_server_proof(address: Address, graph: Graph, credentials: Credentials
 def _opened(options: ServeOptions, graph: Graph | None, credentials: Credentials) -> Graph:
     if graph is None:
         return open_graph(options, credentials)
-    if options.served is None or tuple(sorted(options.served)) == graph.parts:
+    topology, parts = check_topology(options.topology), options.served or graph.parts
+    if tuple(sorted(parts)) == graph.parts and (topology == "own" or graph.has_all_topology):
         return graph
-    return Graph.open(graph.folder, parts=options.served, verify=check_verify(options.verify))
+    return Graph.open(graph.folder, parts=parts, topology=topology, verify=check_verify(options.verify))
+
+
+def _topology_text(graph: Graph) -> str:
+    if graph.is_whole or not graph.has_all_topology:
+        return ""
+    return f" and has the topology of all {graph.schema.num_partitions}, {size_text(graph.structure_bytes)}"

@@ -101,7 +101,7 @@ def test_a_partition_is_taken_over_under_load(
     Running trainers use the new holder at once: the old one may go.
     """
     with (
-        servers_of(graph, 2, special={0: {"graph_dir": half}}) as servers,
+        servers_of(graph, 2, special={0: {"graph_dir": half}, 1: {"topology": "all"}}) as servers,
         RemoteDistDataset.connect(addresses_of(servers), timeout=60, transport=transport) as dataset,
         DistNeighborLoader(dataset, **OPTIONS) as loader,
         client_of(servers[0]) as client,
@@ -322,9 +322,9 @@ def holder(graph: Path, **options: Any) -> StorageServer:
     return build_storage_server(ServeOptions(**settings))
 
 
-def pulled(path: Path, *, adopt: tuple[int, ...], peers: tuple[str, ...] = ()) -> Graph:
+def pulled(path: Path, *, adopt: tuple[int, ...], peers: tuple[str, ...] = (), **more: Any) -> Graph:
     """Open a folder as ``serve --adopt`` does before it binds a port."""
-    options = ServeOptions(graph_dir=path, adopt=adopt, peers=peers, listen="127.0.0.1:0")
+    options = ServeOptions(graph_dir=path, adopt=adopt, peers=peers, listen="127.0.0.1:0", **more)
     return open_graph(options, Credentials(token=""))
 
 
@@ -344,6 +344,16 @@ def test_a_server_starts_in_an_empty_folder(
         address = address_in(line_with(process, "ready"))
         check_same(batches_of([address]), expected)
     assert is_same(tmp_path / "new", graph)
+
+
+def test_a_server_that_starts_pulls_the_topology_of_the_other_partitions(
+    graph: Path, tmp_path: Path, source: str
+) -> None:
+    found = pulled(tmp_path / "new", adopt=(1,), peers=(source,), topology="all")
+    assert (found.parts, found.topology_parts) == ((1,), (0, 1))
+    missing = {path.relative_to(graph).as_posix() for path in graph.rglob("*") if path.is_file()}
+    missing -= {path.relative_to(tmp_path / "new").as_posix() for path in (tmp_path / "new").rglob("*")}
+    assert missing == {"part-00000/nodes/node.safetensors"}
 
 
 def test_a_damaged_folder_is_mended_before_it_is_served(graph: Path, tmp_path: Path, source: str) -> None:

@@ -425,7 +425,9 @@ def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     path = tmp_path_factory.mktemp("kinds") / "graph"
     data = weighted(hetero=hetero)
     build_graph(tables_of(data, hetero=hetero), path, num_partitions=3, assigner="hash")
-    with servers_of(path, 3, allow_samplers=(HALVED, HARD)) as servers:
+    # One server asks others for neighbours, the others for features alone.
+    special = {rank: {"topology": "all"} for rank in (1, 2)}
+    with servers_of(path, 3, allow_samplers=(HALVED, HARD), special=special) as servers:
         yield Stored(path, addresses_of(servers)[0], data, hetero)
 
 

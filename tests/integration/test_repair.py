@@ -71,7 +71,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def served(*holders: tuple[Path, tuple[int, ...]]) -> Iterator[list[StorageServer]]:
+def served(*holders: tuple[Path, tuple[int, ...]], topology: str = "own") -> Iterator[list[StorageServer]]:
     """Serve partitions from folders, each from a server of its own that knows the others."""
     with ExitStack() as stack:
         servers: list[StorageServer] = []
@@ -79,6 +79,7 @@ def served(*holders: tuple[Path, tuple[int, ...]]) -> Iterator[list[StorageServe
             options = ServeOptions(
                 graph_dir=path,
                 partitions=parts,
+                topology=topology,
                 listen="127.0.0.1:0",
                 metrics="127.0.0.1:0",
                 workers=1,
@@ -157,6 +158,20 @@ def test_damage_is_repaired_and_batches_stay_right(
     [found] = [each for each in caplog.messages if each.startswith("damage found, to be repaired")]
     assert name in found
     assert sum(each.startswith("repaired in") for each in caplog.messages) == 1
+
+
+def test_damaged_topology_of_a_partition_held_elsewhere_is_repaired(
+    graph: Path, tmp_path: Path, expected: list[Any]
+) -> None:
+    path = Path(shutil.copytree(graph, tmp_path / "first"))
+    shutil.rmtree(path / "part-00001" / "nodes")
+    with served((path, (0,)), (graph, (0, 1)), topology="all") as (server, _), loader_of(server) as loader:
+        flip(path / TOPOLOGY, -100)
+        assert is_repaired(server)
+        check_same(list(loader), expected)
+        held = server.parts.holdings.graph
+        assert (held.parts, held.topology_parts) == ((0,), (0, 1))
+    assert (path / TOPOLOGY).read_bytes() == (graph / TOPOLOGY).read_bytes()
 
 
 @pytest.mark.slow

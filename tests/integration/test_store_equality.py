@@ -96,6 +96,27 @@ def test_an_epoch(served: Served, transport: Any, rows: Any) -> None:
         check_same(list(loader), served.expected)
 
 
+@pytest.mark.parametrize("rows", ["through", "direct"])
+def test_no_neighbours_cross_where_all_servers_have_all_topology(
+    built: tuple[GraphKind, Path, list[Any]], rows: Any
+) -> None:
+    kind, path, expected = built
+    with servers_of(path, 2, topology="all") as servers:
+        with (
+            RemoteDistDataset.connect(
+                addresses_of(servers), transport="network", rows=rows, timeout=30
+            ) as dataset,
+            DistNeighborLoader(dataset, FANOUT, kind.input_nodes, **EPOCH) as loader,
+        ):
+            check_same(list(loader), expected)
+            methods = {
+                call["method"] for server in dataset.server_stats().values() for call in server["calls"]
+            }
+        assert all(server.endpoint.partitions != (0, 1, 2, 3) for server in servers)
+    assert "rows" in methods
+    assert "neighbors" not in methods
+
+
 @pytest.fixture(scope="module")
 def homogeneous_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
     """Two servers of a small graph."""

@@ -95,6 +95,32 @@ class Elsewhere:
         self.store.close()
 
 
+@dataclass(frozen=True)
+class FeaturesElsewhere(Elsewhere):
+    """One that is asked for rows alone."""
+
+    def sample(self, ask: NeighborRequest) -> Neighbors:
+        raise AssertionError("all adjacency lies here")
+
+    def induced(self, ask: InducedRequest) -> Neighbors:
+        raise AssertionError("all adjacency lies here")
+
+
+def _with_all_topology(graph: Graph, *, home: int) -> tuple[Graph, PartitionedStore]:
+    """The adjacency of all partitions, and features of one; the others are asked for theirs."""
+    parts = range(graph.schema.num_partitions)
+    here = home % len(parts)
+    held = Graph.open(graph.folder, parts=[here], topology="all")
+    others = [part for part in parts if part != here]
+    store = PartitionedStore(
+        graph.schema,
+        local={here: LocalStore(held, here)},
+        remote={part: FeaturesElsewhere(LocalStore(graph, part), []) for part in others},
+        lists={part: LocalStore(held, part) for part in others},
+    )
+    return held, store
+
+
 def _opened(graph: Graph, *, home: int = 0) -> PartitionedStore:
     """Each partition behind its own store over a graph that holds no other; one of them is local."""
     parts = range(graph.schema.num_partitions)
@@ -182,6 +208,13 @@ def test_any_partitioning_gives_the_bytes_of_one_partition(case: dict[str, Any])
         _, stepped = _frame(plan.open(graph, store), _request(graph, case["seed_type"], seeds))
     layout, fused = _frame(plan.open(whole), _request(whole, case["seed_type"], seeds))
     assert stepped.tobytes() == fused.tobytes()
+    held, store = _with_all_topology(graph, home=case["home"])
+    with closing(store):
+        _, here = _frame(plan.open(held, store), _request(graph, case["seed_type"], seeds))
+        places = _frame(plan.open(held, store, deferred=True), _request(graph, case["seed_type"], seeds))[1]
+    assert here.tobytes() == fused.tobytes()
+    _, alone = _frame(plan.open(graph, deferred=True), _request(graph, case["seed_type"], seeds))
+    assert places.tobytes() == alone.tobytes()
     _check_oracle(case, plan, layout, fused, seeds)
 
 

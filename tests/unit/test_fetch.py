@@ -13,6 +13,7 @@ from gigl_loader import DistDataset
 from gigl_loader.arrays import Bytes
 from gigl_loader.cli.app import build_app
 from gigl_loader.graph import Graph
+from gigl_loader.graph.graph import open_partitions
 from gigl_loader.partition import ArrayTable, GraphTables, build_graph
 from gigl_loader.partition.remote_files import RemoteSource
 from tests.support.tables import files_of
@@ -53,6 +54,19 @@ def test_partitions_are_added_and_damage_is_mended(graph: Path, tmp_path: Path) 
     damaged.write_bytes(data)
     _fetch(graph, copy, "-p", "0,1", "-p", 2)
     assert files_of(copy) == files_of(graph)
+
+
+def test_a_server_of_all_topology_needs_what_fetch_copies(graph: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    _fetch(graph, copy, "-p", 1)
+    with pytest.raises(ValueError, match=r"lacks part-00000/topology/.*: .* --partition 1 --topology all"):
+        open_partitions(copy, None, topology="all")
+    assert "partitions [1] and the topology of all" in _fetch(graph, copy, "-p", 1, "--topology", "all")
+    assert not list(copy.glob("part-00000/edges/*"))
+    found = open_partitions(copy, None, topology="all")
+    assert (found.parts, found.topology_parts) == ((1,), (0, 1, 2))
+    assert Graph.from_reference(found.reference).topology_parts == (0, 1, 2)
+    _fetch(graph, copy, "--topology", "some", code=2)
 
 
 def test_an_interrupted_copy_goes_on(graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

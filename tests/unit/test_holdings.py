@@ -86,6 +86,28 @@ def test_partitions_are_gained_and_withdrawn(path: Path) -> None:
     assert used.seen == [((0, 1), []), ((1,), [0]), ((), [0, 1]), ((0, 1), [])]
 
 
+def test_topology_of_other_partitions_stays_and_is_withdrawn_with_them(path: Path) -> None:
+    used = Used()
+    holdings = Holdings(Graph.open(path, parts=[0], topology="all"), used, scrub_rate=0)
+
+    def state() -> tuple[tuple[int, ...], tuple[int, ...], list[int]]:
+        graph = holdings.graph
+        return graph.parts, graph.topology_parts, sorted(holdings.withdrawn)
+
+    holdings.withdraw([1])
+    assert state() == ((0,), (0,), [])
+    holdings.gain([], lists_of=[1], reopen=[TOPOLOGY])
+    assert state() == ((0,), (0, 1), [])
+    with pytest.raises(ValueError, match=f"{FEATURES} is not among the opened"):
+        holdings.graph.node_column("node", "x", 1)
+    holdings.withdraw([0])
+    assert state() == ((), (1,), [0])
+    holdings.gain([0])
+    holdings.gain([1])
+    assert state() == ((0, 1), (0, 1), [])
+    assert used.announced == [([0], []), ([0], []), ([], [0]), ([0], []), ([0, 1], [])]
+
+
 def test_damage_of_a_gained_partition_changes_nothing(path: Path) -> None:
     flip(path / FEATURES, -1)
     used = Used()

@@ -62,7 +62,8 @@ class ClusterStores:
             raise StorageUnavailable(f"no other server of partitions {missing} is known")
         with ExitStack() as undo:
             local = {part: LocalStore(graph, part) for part in own}
-            for store in local.values():
+            lists = {part: LocalStore(graph, part) for part in graph.topology_parts if part not in own}
+            for store in (*local.values(), *lists.values()):
                 undo.callback(store.close)
             replicas = Replicas(
                 self._holders,
@@ -75,7 +76,9 @@ class ClusterStores:
             undo.callback(replicas.close)
             self._opened.append(replicas)
             remote = replicated_stores(replicas, elsewhere, schema=schema, digest=graph.manifest.digest)
-            store_of_all = PartitionedStore(schema, local=local, remote=remote, concurrency=self._concurrency)
+            store_of_all = PartitionedStore(
+                schema, local=local, remote=remote, lists=lists, concurrency=self._concurrency
+            )
             undo.pop_all()
             return store_of_all
 

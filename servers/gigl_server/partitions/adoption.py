@@ -16,7 +16,7 @@ from gigl_loader.errors import GiglError, StorageUnavailable
 from gigl_loader.graph.folder import DiskFolder, graph_directory
 from gigl_loader.graph.graph import open_partitions
 from gigl_loader.graph.manifest import MANIFEST_NAME, Manifest, check_files, files_of, files_of_part
-from gigl_loader.options import check_verify
+from gigl_loader.options import check_topology, check_verify
 from gigl_server.partitions.assembly import PullStopped, temporary_name
 from gigl_server.partitions.file_sources import FileSourceFinder
 from gigl_server.partitions.pull import PullProgress, pull_from, unsound_files
@@ -41,13 +41,16 @@ def open_graph(options: ServeOptions, credentials: Credentials) -> Graph:
     Raises what ``open_partitions`` raises; ``StorageUnavailable`` where no server holds a partition to adopt,
     and ``OSError`` where there is no room for it.
     """
+    topology, verify = check_topology(options.topology), check_verify(options.verify)
     if options.adopt:
-        _adopt(graph_directory(options.graph_dir), options.adopt, options.peers, credentials)
-    return open_partitions(options.graph_dir, options.served, verify=check_verify(options.verify))
+        _adopt(options, credentials)
+    return open_partitions(options.graph_dir, options.served, topology=topology, verify=verify)
 
 
-def _adopt(path: Path, parts: Sequence[int], peers: Sequence[str], credentials: Credentials) -> None:
-    """Pull the partitions that are missing or damaged in a folder."""
+def _adopt(options: ServeOptions, credentials: Credentials) -> None:
+    """Pull the partitions to adopt that are missing or damaged, and the topology that the options want."""
+    path, peers = graph_directory(options.graph_dir), options.peers
+    parts, served = options.adopt or (), options.served or ()
     path.mkdir(parents=True, exist_ok=True)
     caller = credentials.caller()
     holders = FileSourceFinder(
@@ -58,13 +61,13 @@ def _adopt(path: Path, parts: Sequence[int], peers: Sequence[str], credentials: 
     if outside := [part for part in parts if part >= manifest.schema.num_partitions]:
         raise ValueError(f"no partition {outside[0]} in a graph of {manifest.schema.num_partitions}")
     folder, stop = DiskFolder(path), threading.Event()
-    for part in parts:
+    every = range(manifest.schema.num_partitions) if options.topology == "all" else ()
+    for part in (*parts, *(part for part in every if part not in served)):
+        names = files_of(manifest.schema, [part], features_of=parts)
         find = partial(holders.find, peers, partition=part, digest=manifest.digest)
         progress = PullProgress(f"partition {part}")
         with progress.shown():
-            make_sound(
-                folder, manifest, files_of(manifest.schema, [part]), find=find, progress=progress, stop=stop
-            )
+            make_sound(folder, manifest, names, find=find, progress=progress, stop=stop)
     if data is not None:  # Last: a folder without it is no graph.
         write_durable(path / MANIFEST_NAME, data)
 

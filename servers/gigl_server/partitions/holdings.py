@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Protocol
 
-from gigl_loader.graph.manifest import files_of_part
+from gigl_loader.graph.manifest import files_of
 from gigl_loader.graph.verifier import SCRUB_EVERY_S
 
 if TYPE_CHECKING:
@@ -74,24 +74,31 @@ class Holdings:
         graph.verifier.check()
         self._scrub(graph)
 
-    def gain(self, parts: Collection[int], *, reopen: Collection[str] = ()) -> None:
-        """Open partitions, verify every byte of their files, and serve them.
+    def gain(
+        self, parts: Collection[int], *, lists_of: Collection[int] = (), reopen: Collection[str] = ()
+    ) -> None:
+        """Open partitions, verify every byte of their files, and serve them; of ``lists_of``, no features.
 
         Files named by ``reopen`` are mapped anew and verified, too. ``FormatError`` for damage, and then
         nothing has changed.
         """
         with self._changing:
-            graph = self._graph.holding([*self._graph.parts, *parts], reopen=reopen)
-            new = {name for part in parts for name in files_of_part(graph.schema, part)}
+            lists = [*self._graph.topology_parts, *lists_of]
+            graph = self._graph.holding([*self._graph.parts, *parts], lists_of=lists, reopen=reopen)
+            new = set(files_of(graph.schema, [*parts, *lists_of], features_of=parts))
             for name in sorted({*reopen, *new}):
                 graph.verifier.require(name)
             self._replace(graph, self._withdrawn - set(parts))
 
     def withdraw(self, parts: Collection[int]) -> None:
-        """Serve these partitions no more, until they are gained again. Raises as ``Users.use``."""
+        """Neither serve these partitions nor draw from them until they are gained. Raises as ``use``."""
         with self._changing:
-            graph = self._graph.holding([part for part in self._graph.parts if part not in parts])
-            self._replace(graph, self._withdrawn | set(parts))
+            before = self._graph
+            kept, lists = (
+                [part for part in each if part not in parts] for each in (before.parts, before.topology_parts)
+            )
+            withdrawn = self._withdrawn.union(part for part in before.parts if part in parts)
+            self._replace(before.holding(kept, lists_of=lists), withdrawn)
 
     def _replace(self, graph: Graph, withdrawn: Collection[int]) -> None:
         before = self._graph

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gigl_loader.errors import FormatError, GiglError, StorageUnavailable
 from gigl_loader.graph.folder import DiskFolder
-from gigl_loader.graph.manifest import files_of_part, part_of
+from gigl_loader.graph.manifest import files_of, part_of
 from gigl_loader.retry import Backoff
 from gigl_server.partitions.assembly import PullStopped
 from gigl_server.partitions.pull import PullProgress, pull_from, size_text, unsound_files
@@ -88,7 +88,8 @@ class Repairer:
             try:
                 parts = self._step_back(names)
                 fetched += self._pull(graph.folder, sorted(names))
-                self._holdings.gain(parts, reopen=names)
+                own = self._held().intersection(parts)
+                self._holdings.gain(own, lists_of=set(parts) - own, reopen=names)
                 break
             except (GiglError, OSError) as error:
                 if time.monotonic() - began > _GIVE_UP_S:
@@ -111,19 +112,23 @@ class Repairer:
         graph = self._holdings.graph
         names.update(graph.verifier.damage)
         parts = sorted({part for name in names if (part := part_of(name)) is not None})
-        serving = [part for part in parts if part in graph.parts]
+        serving = [part for part in parts if part in graph.topology_parts]
         if serving and None not in map(part_of, names):
             with suppress(StorageUnavailable):  # No other server to sample from is known: all is refused.
                 self._holdings.withdraw(serving)
-                _LOGGER.warning("partitions %s are not served here until they are repaired", serving)
+                _LOGGER.warning("partitions %s are not used here until they are repaired", serving)
         return parts
 
     def _unsound(self, folder: DiskFolder, names: Collection[str]) -> list[str]:
         """Return the files that are damaged now: after the first damage, further damage may be found."""
         manifest = self._holdings.graph.manifest
         parts = {part for name in names if (part := part_of(name)) is not None}
-        every = {*names, *(name for part in parts for name in files_of_part(manifest.schema, part))}
+        every = {*names, *files_of(manifest.schema, parts, features_of=self._held())}
         return unsound_files(folder, manifest, sorted(every), PullProgress("repair"), self._ended)
+
+    def _held(self) -> set[int]:
+        """Return the partitions of which the features lie here, too."""
+        return {*self._holdings.graph.parts, *self._holdings.withdrawn}
 
     def _have_holders(self, names: Collection[str]) -> bool:
         try:
