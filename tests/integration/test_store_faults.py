@@ -43,9 +43,9 @@ pytestmark = pytest.mark.usefixtures("no_leftovers")
 
 
 @pytest.fixture
-def cluster(graph: Path) -> Iterator[LocalCluster]:
-    """Two servers, each with one of two partitions."""
-    with LocalCluster(graph, servers=2) as cluster:
+def cluster(graph: Path, request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
+    """Two servers, each with one of two partitions, and with the topology that a test names."""
+    with LocalCluster(graph, servers=2, options={"topology": getattr(request, "param", "own")}) as cluster:
         yield cluster
 
 
@@ -64,6 +64,7 @@ def opened(
     return stack.enter_context(DistNeighborLoader(dataset, FANOUT, "train", **settings))
 
 
+@pytest.mark.parametrize("cluster", ["own", "all"], indirect=True)
 @pytest.mark.parametrize(("transport", "rows"), WAYS)
 def test_servers_killed_and_started_again_go_unnoticed(
     cluster: LocalCluster, expected: list[int], transport: str, rows: str
