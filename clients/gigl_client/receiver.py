@@ -105,16 +105,17 @@ class Receiver:
 
     def __init__(
         self,
-        frame: FrameSchema,
+        frame: FrameSchema | Completion,
         buffers: PrivateBuffers,
         completion: Completion | None,
         features: FeatureSource | None,
         *,
         timeout_s: float,
     ) -> None:
-        """``frame`` is the schema of complete frames; ``completion`` adds deferred ``features`` to a frame.
+        """``frame`` parses frames that are delivered as they come. ``completion`` adds deferred ``features``.
 
-        ``buffers`` hold frames that arrive over a network.
+        Without ``completion``, frames with deferred features are delivered, too. ``buffers`` hold frames that
+        arrive over a network.
         """
         self._frame = frame
         self._buffers = buffers
@@ -139,15 +140,15 @@ class Receiver:
                     f"at most {MAX_INLINE_BYTES} are read"
                 )
                 return arrival
-            deferred = sent.opened.deferred_features
-            arrival.frame = np.empty(nbytes, np.uint8) if deferred else self._buffers.lend(nbytes)
+            incomplete = self._completes(sent)
+            arrival.frame = np.empty(nbytes, np.uint8) if incomplete else self._buffers.lend(nbytes)
             reply.read(arrival.frame)
         reply.finish()
         return arrival
 
     def is_prompt(self, sent: InFlightRequest, arrival: Arrival) -> bool:
         """Return whether ``frame`` needs no further call to a server."""
-        return arrival.message.WhichOneof("outcome") != "handle" and not sent.opened.deferred_features
+        return arrival.message.WhichOneof("outcome") != "handle" and not self._completes(sent)
 
     def frame(self, sent: InFlightRequest, arrival: Arrival, scratch: Scratch) -> Frame:
         """Return the frame of a reply. The ring slot of the request is lent with the frame, or freed.
@@ -177,7 +178,7 @@ class Receiver:
         )
 
     def _in_slot(self, sent: InFlightRequest, ring: RingBuffers, slot: int, nbytes: int) -> Frame:
-        if not sent.opened.deferred_features:
+        if not self._completes(sent):
             return self._parsed(sent, self._lent(ring, slot, nbytes))
         try:
             return self._completed(sent, ring.view(slot, nbytes))
@@ -214,19 +215,22 @@ class Receiver:
         return self._arrived(sent, memory)
 
     def _memory(self, sent: InFlightRequest, nbytes: int, scratch: Scratch) -> Bytes:
-        return scratch.lend(nbytes) if sent.opened.deferred_features else self._buffers.lend(nbytes)
+        return scratch.lend(nbytes) if self._completes(sent) else self._buffers.lend(nbytes)
 
     def _arrived(self, sent: InFlightRequest, memory: Bytes) -> Frame:
         with self._lock:
             self.wire_bytes += len(memory)
-        deferred = sent.opened.deferred_features
-        return self._completed(sent, memory) if deferred else self._parsed(sent, memory)
+        return self._completed(sent, memory) if self._completes(sent) else self._parsed(sent, memory)
+
+    def _completes(self, sent: InFlightRequest) -> bool:
+        """Return whether features are added to the frame of a reply."""
+        return self._completion is not None and sent.opened.deferred_features
 
     def _parsed(self, sent: InFlightRequest, memory: Bytes) -> Frame:
         return _expected(sent, self._frame.parse(memory))
 
     def _completed(self, sent: InFlightRequest, memory: Bytes) -> Frame:
-        assert self._completion is not None, "no channel without rows is opened where there are no rows"
+        assert self._completion is not None
         assert self._features is not None
         deferred = _expected(sent, self._completion.parse(memory))
         layout = self._completion.layout(deferred)

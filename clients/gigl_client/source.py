@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from gigl_client.cluster import Cluster
     from gigl_loader.channel.frame import Frame
+    from gigl_loader.sampling.frame_schema import FrameSchema
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.plan import BatchPlan
     from gigl_loader.sampling.request import BatchRequest
@@ -57,6 +58,7 @@ class RemoteSource:
         channel_bytes: int = 4 << 30,
         transport: str = "auto",
         rows: str = "auto",
+        complete: bool = True,
         timeout_s: float = 300.0,
         rank: int = 0,
         world_size: int = 1,
@@ -67,6 +69,9 @@ class RemoteSource:
         0 requests each batch when the trainer waits for it. ``channel_bytes`` of address space are reserved
         for frames; of large ones, fewer are in flight. A server that does not respond is retried for
         ``timeout_s``.
+
+        ``complete=False`` delivers frames with deferred features, from servers on this host, too. Frames of a
+        plan without columns have none.
         """
         choose = partial(servers_of_rank, rank=rank, world_size=world_size)
         num_servers = len(choose(cluster.servers))
@@ -79,7 +84,7 @@ class RemoteSource:
             share=share,
             prefetch=prefetch,
             transport=transport,
-            rows=rows,
+            rows=rows if complete else "direct",
             slots=slots,
             slot_bytes=slot_bytes_of(channel_bytes // num_servers, slots),
             channel_bytes=channel_bytes,
@@ -97,13 +102,14 @@ class RemoteSource:
             channel_bytes, min(num_servers * prefetch, MAX_IN_FLIGHT) + SPARE_SLOTS
         )
         self._store: PartitionedStore | None = None
+        frame: FrameSchema | Completion = plan.frame(cluster.schema)
         completion = None
-        if defers:
+        if not complete:
+            frame = Completion(cluster.schema, plan)
+        elif defers:
             self._store = cluster.open_store(timeout_s=min(timeout_s, _ROWS_S), concurrency=FETCHERS)
             completion = Completion(cluster.schema, plan)
-        self._receiver = Receiver(
-            plan.frame(cluster.schema), self._buffers, completion, self._store, timeout_s=timeout_s
-        )
+        self._receiver = Receiver(frame, self._buffers, completion, self._store, timeout_s=timeout_s)
         self._changed = threading.Condition(threading.RLock())
         self._in_flight = InFlight(schedule.num_batches, in_order=in_order)
         self._channels = ChannelPool(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 _MAX_THREADS = 64
 _MAX_AT_ONCE = 4  # Edge types of one hop for which one peer gets requests at the same time.
+_PIECE_BYTES = 16 << 20
+"""Rows of one request of a window. Others are gathered at their owner while these cross the network."""
 _FEW = 4096
 """Local targets of one hop that are drawn in less time (0.1 ms) than another thread takes to begin a call."""
 
@@ -154,6 +157,45 @@ class PartitionedStore:
                         if len(rows):
                             self._gather(work, part, want, rows, places)
 
+    def read(
+        self,
+        kind: NodeType | EdgeType,
+        columns: tuple[str, ...],
+        rows: Int64Array,
+        targets: Int64Array,
+        out: Sequence[Bytes],
+    ) -> None:
+        """Write row ``rows[i]`` of column c to ``out[c][targets[i]]``, as ``RowReader.read`` does.
+
+        Each owner gets one request, or several at the same time where one would take more than 16 MiB.
+        """
+        self._check_open()
+        width = sum(matrix.shape[1] for matrix in out)
+        if not width or not len(rows):
+            return
+        first = np.diff(rows, prepend=rows[0] - 1) != 0
+        unique, places = (rows, targets) if first.all() else (rows[first], targets[first])
+        step = max(_PIECE_BYTES // width, 1)
+        bounds = self._bounds[kind]
+        if unique[0] < bounds[0] or unique[-1] >= bounds[-1]:
+            raise ValueError(f"rows lie outside the places [0, {bounds[-1]})")
+        ends = np.searchsorted(unique, bounds)
+        pieces = [
+            (at - begin, part, slice(at, min(at + step, end)))
+            for part, (begin, end) in enumerate(pairwise(ends.tolist()))
+            for at in range(begin, end, step)
+        ]
+        with _Round(self._pool, one_call_here=not self._local) as work:
+            for _, part, piece in sorted(pieces, key=lambda each: each[:2]):  # All owners begin at once.
+                offset = 0 if isinstance(kind, str) else part << SLOT_BITS
+                request = FeatureRequest(kind=kind, columns=columns, rows=unique[piece] - offset)
+                job = partial(self._stores[part].gather, request, places[piece], out)
+                work.add(job, here=part in self._local)
+        if unique is not rows:
+            copies = targets[np.flatnonzero(first)[np.cumsum(first) - 1]][~first]
+            for matrix in out:
+                matrix[targets[~first]] = matrix[copies]
+
     def _check_open(self) -> None:
         if self._closed and self._pool is not None:
             raise RuntimeError("the store was closed: no owner is asked after its shutdown")
@@ -179,6 +221,20 @@ class PartitionedStore:
             store.close()
         if self._pool is not None:
             self._pool.shutdown()
+
+
+class OwnerRows:
+    """A ``RowReader`` of one type, whose rows are read from their owners: hosts or storage servers."""
+
+    def __init__(self, store: PartitionedStore, kind: NodeType | EdgeType, columns: Sequence[str]) -> None:
+        """Closing a reader closes ``store``, which readers of other types may share."""
+        self._store, self._kind, self._columns = store, kind, tuple(columns)
+
+    def read(self, rows: Int64Array, targets: Int64Array, out: Sequence[Bytes]) -> None:
+        self._store.read(self._kind, self._columns, rows, targets, out)
+
+    def close(self) -> None:
+        self._store.close()
 
 
 _NOBODY = Neighbors(

@@ -1,4 +1,4 @@
-"""What every ``RowReader`` of partitions on this host promises. One suite for all of them."""
+"""What every ``RowReader`` promises. One suite for all of them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from gigl_loader.graph.manifest import edges_path, nodes_path
 from gigl_loader.graph.quantization import Quantization
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
 from gigl_loader.sampling.local_store import LocalStore
+from gigl_loader.sampling.partitioned import OwnerRows, PartitionedStore
 from gigl_loader.sampling.rows import DiskRows, MappedRows
 from gigl_loader.sampling.store import SLOT_BITS, FeatureRequest
 from gigl_loader.tensors import STORAGE_DTYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from gigl_loader.arrays import Bytes, Int64Array
     from gigl_loader.options import EdgeType, NodeType
@@ -34,11 +35,29 @@ if TYPE_CHECKING:
 PARTITIONS = 3
 EDGE = ("node", "to", "node")
 KINDS: list[NodeType | EdgeType] = ["node", EDGE]
-READERS: dict[str, Callable[..., RowReader]] = {
+HERE: dict[str, Callable[..., RowReader]] = {
     "mapped": MappedRows,
     "io_uring": partial(DiskRows, engine="io_uring", gap=0),
     "threads": partial(DiskRows, engine="threads", depth=3),
 }
+
+
+def owners(graph: Graph, kind: NodeType | EdgeType, columns: Sequence[str]) -> RowReader:
+    """Return a reader of rows of which one owner is this host."""
+    stores = [LocalStore(graph, part) for part in graph.parts]
+    store = PartitionedStore(graph.schema, local={1: stores[1]}, remote={0: stores[0], 2: stores[2]})
+    return OwnerRows(store, kind, columns)
+
+
+READERS: dict[str, Callable[..., RowReader]] = {**HERE, "owners": owners}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_pieces() -> Iterator[None]:
+    """Have several requests sent to an owner at the same time."""
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr("gigl_loader.sampling.partitioned._PIECE_BYTES", 4096)
+        yield
 
 
 @pytest.fixture(params=["disk", "memory"], scope="module")
@@ -152,17 +171,23 @@ def test_first_and_last_rows_of_each_partition(name: str, graph: Graph, kind: No
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_rows_outside_are_refused(name: str, graph: Graph, kind: NodeType | EdgeType) -> None:
-    places = places_of(graph, kind)
-    whole = READERS[name](graph, kind, ["wide"])
-    some = READERS[name](graph, kind, ["wide"], parts=[2, 0])
+    reader = READERS[name](graph, kind, ["wide"])
     out = [np.empty((1, 132), np.uint8)]
-    for row in (-1, places[-1][-1] + 1, PARTITIONS << SLOT_BITS):
+    for row in (-1, places_of(graph, kind)[-1][-1] + 1, PARTITIONS << SLOT_BITS):
         with pytest.raises(ValueError, match=r"outside|cannot be copied"):
-            whole.read(np.array([row]), np.zeros(1, np.int64), out)
+            reader.read(np.array([row]), np.zeros(1, np.int64), out)
+    reader.close()
+
+
+@pytest.mark.parametrize("name", HERE, indirect=True)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_rows_of_other_partitions_are_refused(name: str, graph: Graph, kind: NodeType | EdgeType) -> None:
+    places = places_of(graph, kind)
+    some = HERE[name](graph, kind, ["wide"], parts=[2, 0])
+    out = [np.empty((1, 132), np.uint8)]
     with pytest.raises(ValueError, match="partition 1 is not among"):
         some.read(places[1][:1], np.zeros(1, np.int64), out)
     some.read(places[2][:1], np.zeros(1, np.int64), out)
-    whole.close()
     some.close()
 
 
