@@ -14,9 +14,13 @@ from gigl_loader.sampling.frame_writer import Completion
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.partitioned import PartitionedStore
 from gigl_loader.sampling.plan import BatchPlan
-from gigl_loader.sampling.request import BatchRequest
+from gigl_loader.sampling.request import SEED, BatchRequest
+from gigl_loader.sampling.schedule import Schedule
 from gigl_loader.tensors import Layout
 from tests.support.plans import neighbor_plan, seed_request
+from tests.support.remote_sources import served
+from tests.support.sources import PLANS as PLANS_BY_INPUT
+from tests.support.sources import small_graph, small_schedule
 from tests.support.stores import StoreGraph, store_graphs
 
 if TYPE_CHECKING:
@@ -85,6 +89,36 @@ def test_a_completed_frame_has_the_bytes_of_a_whole_one(
         buffer = np.zeros(layout.nbytes, np.uint8)
         completion.write(skeletons[0], layout, buffer, store)
     assert buffer.tobytes() == whole.buffer.tobytes()
+
+
+@pytest.mark.parametrize("transport", ["ring", "network"])
+@pytest.mark.parametrize("kind", ["heterogeneous", *PLANS_BY_INPUT])
+def test_frames_of_servers_may_come_without_features(
+    kind: str, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "heterogeneous":
+        graph, plan = store_graphs()[2].graph, _plan()
+        schedule = Schedule(
+            {SEED: np.arange(70)}, batch_size=20, shuffle=True, drop_last=False, run_seed=plan.run_seed
+        )
+        monkeypatch.setattr("tests.support.remote_sources.small_graph", lambda _: graph)
+        monkeypatch.setattr("tests.support.remote_sources._warm", lambda _: None)
+    else:
+        graph, plan, schedule = small_graph(2), PLANS_BY_INPUT[kind], small_schedule(kind)
+    completion, sampler = Completion(graph.schema, plan), plan.open(graph)
+    with (
+        served(graph.schema.num_partitions, monkeypatch) as small,
+        closing(small.cluster.open_store(timeout_s=20)) as store,
+        closing(small.open(plan=plan, schedule=schedule, transport=transport, complete=False)) as source,
+    ):
+        source.start_epoch(1)
+        for batch in range(source.num_batches):
+            skeleton = source.receive(20)
+            layout = completion.layout(skeleton)
+            buffer = np.zeros(layout.nbytes, np.uint8)
+            completion.write(skeleton, layout, buffer, store)
+            assert buffer.tobytes() == _frame(sampler, schedule.request(1, batch)).buffer.tobytes()
+        assert (source.stats()["transport"], source.stats()["rows_come"]) == (transport, "direct")
 
 
 def test_a_skeleton_names_rows_and_has_no_columns() -> None:
