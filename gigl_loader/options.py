@@ -193,8 +193,6 @@ class FeatureOptions:
 
     memory_bytes: int | None = None
     """Bytes of memory of the host. ``None``: what is free, less what batches need."""
-    device_bytes: int | None = None
-    """Bytes of memory of the device for the rows that are wanted most. ``None``: none."""
     window: int | None = None
     """Batches whose rows are fetched together, at most. ``None``: as many as fit."""
     cache_policy: CachePolicy = "census"
@@ -202,9 +200,14 @@ class FeatureOptions:
     @classmethod
     def read(cls, memory: Any, device: Any, window: Any, cache_policy: Any) -> FeatureOptions:
         """Check the arguments of a loader. Errors name argument, value and rule."""
+        if device is not None:
+            byte_count("feature_memory_device", device)
+            raise ValueError(
+                f"feature_memory_device={device!r}: no features stay on a device yet, batches bring all of "
+                "theirs: leave it out"
+            )
         return cls(
             memory_bytes=None if memory == "auto" else byte_count('feature_memory, if not "auto",', memory),
-            device_bytes=None if device is None else byte_count("feature_memory_device", device),
             window=None if window == "auto" else whole_number('window, if not "auto",', window, minimum=1),
             cache_policy=cache_policy,
         )
@@ -213,8 +216,6 @@ class FeatureOptions:
         for name, value in (("feature_memory", self.memory_bytes), ("window", self.window)):
             if value is not None:
                 whole_number(name, value, minimum=1)
-        if self.device_bytes is not None:
-            whole_number("feature_memory_device", self.device_bytes, minimum=1)
         if self.cache_policy not in CACHE_POLICIES:
             known = ", ".join(map(repr, CACHE_POLICIES))
             raise ValueError(f"cache_policy must be one of {known}, got {self.cache_policy!r}")

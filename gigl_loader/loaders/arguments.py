@@ -65,7 +65,7 @@ class LoaderOptions(TypedDict, total=False):
     """Memory of this host that features may take, in bytes or as ``"4GB"``. ``"auto"`` (default): what is
     free, less what batches need. Features that do not fit are read when they are wanted, through a cache."""
     feature_memory_device: int | str | None
-    """Memory of the device, in bytes or as ``"2GB"``, for the rows that are wanted most."""
+    """Memory of the device for the rows that are wanted most. Not there yet: a size is a ``ValueError``."""
     window: int | str
     """Batches whose rows are fetched together, each row once, at most. ``"auto"`` (default): what fits."""
     cache_policy: CachePolicy

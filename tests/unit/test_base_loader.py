@@ -459,13 +459,12 @@ def test_options_of_features_are_in_the_request_for_epochs_alone(monkeypatch: py
     monkeypatch.setattr(DistDataset, "open_source", recorded)
     options: dict[str, Any] = {
         "feature_memory": "1MB",
-        "feature_memory_device": 7,
         "window": 3,
         "cache_policy": "none",
     }
     with _loader(**options) as loader, _loader() as plain:
         loader.sample(torch.arange(3))
-        given = FeatureOptions(memory_bytes=1 << 20, device_bytes=7, window=3, cache_policy="none")
+        given = FeatureOptions(memory_bytes=1 << 20, window=3, cache_policy="none")
         assert [request.features for request in requests] == [given, FeatureOptions(), FeatureOptions()]
         assert plain.plan == loader.plan
         epoch = iter(loader)
