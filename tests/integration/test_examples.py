@@ -134,6 +134,19 @@ def test_the_same_script_trains_with_and_without_servers(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+def test_a_graph_larger_than_memory_trains(tmp_path: Path) -> None:
+    script = [str(ROOT / "examples" / "beyond_memory.py"), str(tmp_path / "graph"), "--epochs", "1"]
+    lines = r"test accuracy ([\d.]+)%, rows: cache ([\d,]+), memory ([\d,]+), disk ([\d,]+), wire 0"
+    ((accuracy, *rows),) = re.findall(lines, run(*script, cwd=tmp_path))
+    cache, memory, disk = (int(number.replace(",", "")) for number in rows)
+    ((same, *others),) = re.findall(lines, run(*script, "--feature-memory", "1GB", cwd=tmp_path))
+    assert memory == 0 < min(cache, disk)
+    assert others == ["0", f"{cache + disk:,}", "0"]
+    assert same == accuracy
+    assert float(accuracy) > 60
+
+
+@pytest.mark.slow
 def test_quantised_features_train_as_well(tmp_path: Path) -> None:
     output = run(str(ROOT / "examples" / "quantised.py"), "4", cwd=tmp_path)
     found = re.findall(r"(\w+) +(\d+) bytes a row, test accuracy ([\d.]+)%", output)
