@@ -20,6 +20,7 @@ from gigl_loader.sampling.feature_memory import decide_here
 from gigl_loader.sampling.local_store import edges_of
 from gigl_loader.sampling.source import InlineSource
 from gigl_loader.sampling.store import EdgeList
+from gigl_loader.sampling.window import disk_windows
 from gigl_loader.topology import Topology, announce_host
 from gigl_loader.workers.process import start_source
 
@@ -316,8 +317,13 @@ class DistDataset(GraphQueries):
         has_workers = request.num_workers > 0 and request.schedule.num_batches > 0
         if self._membership is None:
             request = replace(request, memory=decide_here(self._graph, request))
+
+        def open_source() -> BatchSource:
+            source = self._worker_source(request) if has_workers else self._inline_source(request)
+            return disk_windows(source, self._graph, request) if request.has_deferred_features else source
+
         return start_source(
-            lambda: self._worker_source(request) if has_workers else self._inline_source(request),
+            open_source,
             group=request.group if has_workers else None,
             topology=request.topology,
             gap_s=request.start_gap_s,
@@ -376,6 +382,7 @@ class DistDataset(GraphQueries):
                 options,
                 shared=request.shared,
                 memory=request.memory,
+                deferred=request.has_deferred_features,
             )
         return WorkerSource(
             self._graph,
@@ -390,7 +397,9 @@ class DistDataset(GraphQueries):
     def _inline_source(self, request: SourceRequest) -> InlineSource:
         channel_bytes = request.workers.channel_bytes
         if self._membership is None:
-            sampler = request.plan.open(self._graph, shared=request.shared)
+            sampler = request.plan.open(
+                self._graph, shared=request.shared, deferred=request.has_deferred_features
+            )
             check = self._graph.verifier.check
             return InlineSource(
                 sampler, request.schedule, channel_bytes=channel_bytes, check=check, memory=request.memory

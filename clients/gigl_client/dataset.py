@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 import numpy as np
@@ -17,9 +17,12 @@ from gigl_client.source import RemoteSource
 from gigl_loader.logs import log_from_environment
 from gigl_loader.options import MAX_KEY
 from gigl_loader.queries import GraphQueries
+from gigl_loader.resources import free_memory
 from gigl_loader.rpc.credentials import Caller
 from gigl_loader.rpc.remote_store import Directory
+from gigl_loader.sampling.feature_memory import decide, sizes_in
 from gigl_loader.sampling.store import EdgeList
+from gigl_loader.sampling.window import owner_windows
 from gigl_loader.topology import Topology
 
 if TYPE_CHECKING:
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from gigl_loader.arrays import Int64Array
     from gigl_loader.graph.schema import EdgeSchema, EdgeType, GraphSchema, NodeSchema, NodeType
     from gigl_loader.options import StoreOptions
+    from gigl_loader.sampling.feature_memory import FeatureMemory
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.source import BatchSource, SourceRequest
     from gigl_loader.sharding import Share
@@ -199,7 +203,7 @@ class RemoteDistDataset(GraphQueries):
         self._transport, self._rows = transport, rows
         self._leaders = ProducerCreator(cluster)
         self._queries = RemoteNodes(cluster)
-        self._sources: weakref.WeakSet[RemoteSource] = weakref.WeakSet()
+        self._sources: weakref.WeakSet[Any] = weakref.WeakSet()
         self._stores: weakref.WeakSet[PartitionedStore] = weakref.WeakSet()
 
     @classmethod
@@ -417,6 +421,8 @@ class RemoteDistDataset(GraphQueries):
                 f"num_workers={request.num_workers}: a loader's share of a server's threads is at most "
                 f"{_MAX_SHARES}"
             )
+        if request.features.memory_bytes is not None and request.num_workers:
+            request = replace(request, memory=self._feature_memory(request))
         source = RemoteSource(
             self._cluster,
             request.plan,
@@ -429,6 +435,7 @@ class RemoteDistDataset(GraphQueries):
             channel_bytes=request.workers.channel_bytes,
             transport=self._transport,
             rows=self._rows,
+            complete=not request.has_deferred_features,
             timeout_s=request.timeout_s,
             rank=request.topology.rank,
             world_size=request.topology.world_size,
@@ -438,14 +445,28 @@ class RemoteDistDataset(GraphQueries):
         except BaseException:
             source.close()
             raise
-        self._sources.add(source)
-        return source
+        found: BatchSource = source
+        if source.store is not None and request.has_deferred_features:
+            found = owner_windows(source, self.schema, request, source.store)
+        self._sources.add(found)
+        return found
+
+    def _feature_memory(self, request: SourceRequest) -> FeatureMemory:
+        """Return the decision of a cache of this host for the features of a loader's batches."""
+        if self._rows == "through":
+            raise ValueError('feature_memory keeps rows of their owners: connect without rows="through"')
+        return decide(
+            sizes_in(request.plan.frame(self.schema), self.schema),
+            request.features,
+            where="elsewhere",
+            free=free_memory(),
+            ranks=request.topology.local_world_size,
+        )
 
     def close(self) -> None:
         """Close the sources of all loaders, and disconnect. Closing twice is fine.
 
-        Received batches stay valid. A dataset that was not closed is closed when it and its loaders are
-        collected.
+        Received batches stay valid. If not called, it happens when it and its loaders are collected.
         """
         while self._sources:
             self._sources.pop().close()

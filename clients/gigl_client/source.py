@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from gigl_client.cluster import Cluster
     from gigl_loader.channel.frame import Frame
-    from gigl_loader.sampling.frame_schema import FrameSchema
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.plan import BatchPlan
     from gigl_loader.sampling.request import BatchRequest
@@ -35,6 +34,10 @@ if TYPE_CHECKING:
 
 _ROWS_S = 60.0
 """Timeout of a request for deferred features. The batch is then retried: only few threads may wait."""
+
+_SHARE_OF_ROWS = 0.4
+"""Of the time that a loader waits, for a request of a window's rows: it is sent again, and once the time is
+over, the error names the owner."""
 
 
 class RemoteSource:
@@ -70,8 +73,8 @@ class RemoteSource:
         for frames; of large ones, fewer are in flight. A server that does not respond is retried for
         ``timeout_s``.
 
-        ``complete=False`` delivers frames with deferred features, from servers on this host, too. Frames of a
-        plan without columns have none.
+        ``complete=False`` delivers frames with deferred features, from servers on this host, too; ``store``
+        has the features. Frames of a plan without columns have none.
         """
         choose = partial(servers_of_rank, rank=rank, world_size=world_size)
         num_servers = len(choose(cluster.servers))
@@ -101,15 +104,19 @@ class RemoteSource:
         self._buffers = PrivateBuffers(
             channel_bytes, min(num_servers * prefetch, MAX_IN_FLIGHT) + SPARE_SLOTS
         )
-        self._store: PartitionedStore | None = None
-        frame: FrameSchema | Completion = plan.frame(cluster.schema)
-        completion = None
-        if not complete:
-            frame = Completion(cluster.schema, plan)
-        elif defers:
-            self._store = cluster.open_store(timeout_s=min(timeout_s, _ROWS_S), concurrency=FETCHERS)
-            completion = Completion(cluster.schema, plan)
-        self._receiver = Receiver(frame, self._buffers, completion, self._store, timeout_s=timeout_s)
+        self.store: PartitionedStore | None = None
+        """Owners of deferred features."""
+        if defers:
+            rows_s = min(timeout_s if complete else _SHARE_OF_ROWS * timeout_s, _ROWS_S)
+            self.store = cluster.open_store(timeout_s=rows_s, concurrency=FETCHERS)
+        completion = Completion(cluster.schema, plan) if defers else None
+        self._receiver = Receiver(
+            completion if completion is not None and not complete else plan.frame(cluster.schema),
+            self._buffers,
+            completion if complete else None,
+            self.store,
+            timeout_s=timeout_s,
+        )
         self._changed = threading.Condition(threading.RLock())
         self._in_flight = InFlight(schedule.num_batches, in_order=in_order)
         self._channels = ChannelPool(
@@ -137,7 +144,7 @@ class RemoteSource:
             check_at=self._dispatcher.check_at,
             timeout_s=timeout_s,
         )
-        self._end = weakref.finalize(self, _end, self._dispatcher, self._store, self._pid)
+        self._end = weakref.finalize(self, _end, self._dispatcher, self.store, self._pid)
         cluster.follow(self._channels)
         self._channels.use(cluster.servers)  # Also servers that joined meanwhile.
 
@@ -182,11 +189,11 @@ class RemoteSource:
 
     def close(self) -> None:
         if self._end.detach() is not None:
-            _end(self._dispatcher, self._store, self._pid, wait=True)
+            _end(self._dispatcher, self.store, self._pid, wait=True)
 
     def stats(self) -> dict[str, Any]:
         dispatcher, receiver = self._dispatcher, self._receiver
-        rows = WireCounts() if self._store is None else self._store.wire()
+        rows = WireCounts() if self.store is None else self.store.wire()
         with self._changed:
             return {
                 "batches": self._batches,

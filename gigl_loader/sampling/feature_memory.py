@@ -12,7 +12,7 @@ owners    on other hosts or storage servers, in front of which there is a cache
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from gigl_loader.graph.folder import DiskFolder
@@ -79,6 +79,9 @@ class FeatureMemory:
     """Memory for rows that are not mapped, of all ranks of the host."""
     ranks: int = 1
     """On this host, each with a cache of its own."""
+    batch_bytes: int | None = None
+    """What is left for frames of one rank: where they need more, the cache gets less. ``None``: its size was
+    given."""
 
     @property
     def share(self) -> int:
@@ -146,6 +149,7 @@ def decide(
     if where == "memory":
         return _decided(sizes, sizes, "memory", ["the graph was built in memory"])
     total, least = sum(size.nbytes for size in sizes.values()), ranks * _LEAST_CACHE
+    spare = None
     if options.memory_bytes is not None:
         budget, origin = options.memory_bytes, "feature_memory"
     else:
@@ -160,6 +164,7 @@ def decide(
                     "features may take"
                 )
             budget = max(int((left - structure_bytes) * (1 - _BESIDE_CACHE)), least)
+        spare = left - structure_bytes - budget
     room = f"{size_text(budget)}: {origin}"
     if where == "elsewhere":
         reason = f"rows of other hosts are kept in {room}"
@@ -171,7 +176,8 @@ def decide(
     small = _small(sizes, int(budget * _SMALL))
     reasons = [f"small beside {room}", f"{size_text(total)} of features do not fit in {room}"]
     budget -= sum(sizes[kind].nbytes for kind in small)
-    return _decided(sizes, small, "disk", reasons, cache_bytes=budget, ranks=ranks)
+    found = _decided(sizes, small, "disk", reasons, cache_bytes=budget, ranks=ranks)
+    return found if spare is None else replace(found, batch_bytes=max(spare, 0) // ranks)
 
 
 def _decided(

@@ -116,14 +116,31 @@ def _candidates(
     share: float,
 ) -> _Candidates:
     """Return the foreign nodes of a type that ``share`` of this host's edges refers to."""
-    schema = graph.schema
-    edge_types = [edge_type for edge_type in schema.edges if schema.neighbor_type(edge_type) == node_type]
-    met = [block for edge_type in edge_types for block in _sampled(graph, edge_type, parts, share)]
-    positions, counts = np.unique(np.concatenate([np.empty(0, np.int64), *met]), return_counts=True)
+    met = _references(graph, node_type, parts, share)
+    positions, counts = np.unique(met, return_counts=True)
     inside = np.zeros(len(positions), np.bool_)
     for begin, end in ranges:
         inside |= (positions >= begin) & (positions < end)
     return _Candidates(node_type, positions[inside], counts[inside] / row_bytes)
+
+
+def reference_counts(graph: Graph, node_type: NodeType) -> Bytes:
+    """Return how often the edges of this host refer to each node, on a scale of logarithms: uint8 [N].
+
+    A sample of the edges counts; a node to which none of it refers has 0, 65,535 references or more have 255.
+    """
+    met = _references(graph, node_type, graph.parts, _share_to_sample(graph, graph.parts, 0))
+    counts = np.bincount(met, minlength=graph.schema.nodes[node_type].count)
+    scaled: Bytes = np.minimum(np.round(16 * np.log2(1.0 + counts)), 255).astype(np.uint8)
+    return scaled
+
+
+def _references(graph: Graph, node_type: NodeType, parts: tuple[int, ...], share: float) -> Int64Array:
+    """Return the nodes of a type that about ``share`` of the edges of partitions refer to, int64 [R]."""
+    schema = graph.schema
+    edge_types = [edge_type for edge_type in schema.edges if schema.neighbor_type(edge_type) == node_type]
+    met = [block for edge_type in edge_types for block in _sampled(graph, edge_type, parts, share)]
+    return np.concatenate([np.empty(0, np.int64), *met])
 
 
 def _sampled(graph: Graph, edge_type: EdgeType, parts: tuple[int, ...], share: float) -> Iterator[Int64Array]:

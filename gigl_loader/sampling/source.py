@@ -66,6 +66,11 @@ class SourceRequest:
     memory: FeatureMemory | None = None
     """Where features are read from: the dataset's decision."""
 
+    @property
+    def has_deferred_features(self) -> bool:
+        """Whether features of this host come from a cache: frames are sampled without them."""
+        return self.memory is not None and bool(self.memory.cached)
+
 
 class SampledBatch(Protocol):
     """A sampled batch whose columns are not gathered yet. Valid until the next call of its sampler."""

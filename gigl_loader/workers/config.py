@@ -41,6 +41,8 @@ class WorkerConfig:
     """Batches in flight, hence the number of samplers that can be busy."""
     timeout_s: float = 300.0
     """Seconds that the trainer waits for a batch."""
+    deferred: bool = False
+    """Frames have the places of features instead of the features."""
     files: dict[str, int] = field(default_factory=dict)
     """Descriptors of ``SharedTensors`` by name: ``"weights"`` and ``"seeds"`` where weights draw seeds, and
     ``"shared"`` for code of the user."""

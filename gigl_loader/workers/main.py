@@ -55,7 +55,8 @@ def open_samplers(config: WorkerConfig) -> Sequence[BatchSampler]:
     from gigl_loader.sampling.plans import read_plan
 
     graph = Graph.from_reference(config.reference)
-    return [read_plan(config.plan, graph.schema).open(graph, shared=config.take_shared())]
+    plan = read_plan(config.plan, graph.schema)
+    return [plan.open(graph, deferred=config.deferred, shared=config.take_shared())]
 
 
 def _leave_traces_in(handover: Handover) -> None:

@@ -109,6 +109,7 @@ class WorkerSource:
         sampler: str = "gigl_loader.workers.main:open_samplers",
         timeout_s: float = 300.0,
         memory: FeatureMemory | None = None,
+        deferred: bool = False,
     ) -> None:
         """Start the workers. Returns before they are up; ``receive`` raises if one cannot start.
 
@@ -116,13 +117,16 @@ class WorkerSource:
 
         ``sampler`` names, as ``module:function``, the function that makes a worker's samplers from its
         ``WorkerConfig``: one for each batch that it samples at the same time. ``timeout_s`` is how long
-        the trainer will wait in ``receive``: workers give up requests to peers within that time.
+        the trainer will wait in ``receive``: workers give up requests to peers within that time. ``deferred``
+        frames have the places of features instead of the features.
 
         ``memory``, for ``stats``: where features are read from.
         """
         check_start_method(options.start_method)
         self._graph = graph  # Its files stay open: a restarted worker opens them again.
-        self._frame = plan.frame(graph.schema)
+        self._deferred = deferred
+        whole = plan.frame(graph.schema)
+        self._frame = whole.with_deferred_features() if deferred else whole
         self._schedule = schedule
         self._shared = shared
         self._options = options
@@ -225,6 +229,7 @@ class WorkerSource:
                 ring=ring,
                 concurrency=in_flight,
                 timeout_s=self._timeout_s,
+                deferred=self._deferred,
                 files=files,
             )
             with naming_channel(options.channel_bytes):

@@ -28,12 +28,15 @@ from tests.support.sources import (
     drain,
     sampled_frames,
     small_graph,
+    small_graph_on_disk,
 )
 
 WORKER_KINDS = [
     *(SourceKind(0), SourceKind(1), SourceKind(2), SourceKind(4), SourceKind(2, "fork")),
     *(SourceKind(workers, plan=plan) for plan in ("links", "anchors", "ppr") for workers in (0, 2)),
     SourceKind(2, plan="induced"),
+    *(SourceKind(workers, windowed=True) for workers in (0, 2)),
+    *(SourceKind(2, plan=plan, windowed=True) for plan in ("links", "anchors", "ppr")),
 ]
 Kind: TypeAlias = SourceKind | RemoteKind
 KINDS: list[Kind] = [*WORKER_KINDS, *REMOTE_KINDS]
@@ -66,6 +69,8 @@ def kind(request: pytest.FixtureRequest) -> Iterator[Kind]:
 @pytest.fixture
 def no_leftovers(kind: Kind) -> Iterator[None]:
     """Fail the test if a process, file descriptor or shared memory outlives it."""
+    if isinstance(kind, SourceKind) and kind.windowed:
+        small_graph_on_disk()  # Once, for all tests.
     settle = kind.small.settle if isinstance(kind, RemoteKind) and kind.small is not None else lambda: None
     settle()
     before = Leftovers.now()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
+import tempfile
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from gigl_loader.graph.folder import MemoryFolder
+from gigl_loader.graph.folder import DiskFolder, MemoryFolder
 from gigl_loader.graph.graph import Graph
 from gigl_loader.options import WorkerOptions
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
+from gigl_loader.sampling.feature_cache import FeatureCache, cached_columns
+from gigl_loader.sampling.frame_writer import Completion
 from gigl_loader.sampling.khop import KHop
 from gigl_loader.sampling.negatives import Negatives
 from gigl_loader.sampling.plan import BatchPlan
@@ -19,8 +23,10 @@ from gigl_loader.sampling.plans.ablp import ABLPPlan
 from gigl_loader.sampling.plans.link import LinkPlan
 from gigl_loader.sampling.plans.ppr import PPRPlan
 from gigl_loader.sampling.request import SEED
+from gigl_loader.sampling.rows import DiskRows
 from gigl_loader.sampling.schedule import Schedule
 from gigl_loader.sampling.source import InlineSource
+from gigl_loader.sampling.window import WindowedSource
 from gigl_loader.workers.source import WorkerSource
 from tests.support.faults import FAULTY_SAMPLER, FaultPlan, FaultySampler, GraphWithFaults
 from tests.support.plans import neighbor_plan, with_sampler
@@ -82,6 +88,15 @@ def small_graph(num_partitions: int = 1) -> Graph:
     return Graph.open(folder)
 
 
+@functools.cache
+def small_graph_on_disk() -> Graph:
+    """The same graph in a directory, which is removed when the process ends."""
+    directory = tempfile.TemporaryDirectory()
+    atexit.register(directory.cleanup)
+    build_graph(small_tables(), DiskFolder(directory.name), num_partitions=1)
+    return Graph.open(directory.name)
+
+
 def small_tables() -> GraphTables:
     """600 nodes with features and labels, 6,000 random edges."""
     random = np.random.default_rng(0)
@@ -125,9 +140,12 @@ class SourceKind:
     workers: int
     method: str = "spawn"
     plan: str = "nodes"
+    windowed: bool = False
+    """Features are read from a disk, in windows, into a cache of a third of them."""
 
     def __str__(self) -> str:
         kind = f"{self.workers}-{self.method}" if self.workers else "inline"
+        kind += "-windowed" if self.windowed else ""
         return kind if self.plan == "nodes" else f"{kind}-{self.plan}"
 
     @property
@@ -142,16 +160,28 @@ class SourceKind:
     def open(self, faults: FaultPlan | None = None, **options: Any) -> BatchSource:
         """Open a source over the small graph. ``options`` are of ``WorkerOptions``."""
         plan, schedule = PLANS[self.plan], small_schedule(self.plan)
+        channel = {name: options[name] for name in ("channel_bytes",) if name in options}
         if not self.workers:
-            sampler = plan.open(small_graph())
-            channel = {name: options[name] for name in ("channel_bytes",) if name in options}
+            sampler = plan.open(small_graph(), deferred=self.windowed)
             faulty = sampler if faults is None else FaultySampler(sampler, faults)
-            return InlineSource(faulty, schedule, **channel)
+            return self._around(InlineSource(faulty, schedule, **channel), **channel)
         settings = WorkerOptions(num_workers=self.workers, start_method=self.method, **options)
-        if faults is None:
-            return WorkerSource(small_graph(), plan, schedule, settings)
-        graph = cast("Graph", GraphWithFaults(small_graph(), faults))
-        return WorkerSource(graph, plan, schedule, settings, sampler=FAULTY_SAMPLER)
+        graph = small_graph()
+        settings_of_faults: dict[str, Any] = {}
+        if faults is not None:
+            graph = cast("Graph", GraphWithFaults(small_graph(), faults))
+            settings_of_faults = {"sampler": FAULTY_SAMPLER}
+        inner = WorkerSource(graph, plan, schedule, settings, deferred=self.windowed, **settings_of_faults)
+        return self._around(inner, **channel)
+
+    def _around(self, inner: BatchSource, **channel: Any) -> BatchSource:
+        if not self.windowed:
+            return inner
+        graph, plan = small_graph_on_disk(), PLANS[self.plan]
+        reader = DiskRows(graph, "node", plan.columns.nodes["node"])
+        columns = cached_columns(graph.schema, plan.columns, {"node": reader})
+        cache = FeatureCache(columns, _NUM_NODES // 3 * 100)
+        return WindowedSource(inner, Completion(graph.schema, plan), cache, **channel)
 
 
 def bytes_of(frame: Frame) -> bytes:

@@ -1,0 +1,283 @@
+"""Cache of feature rows of one rank: memory for the rows of a few windows of batches, filled by readers.
+
+Batches are pure functions of their requests, so a source knows the rows of the next batches before they are
+needed. The cache keeps what comes next, and drops rows by their exact next use (Belady 1966): first rows
+that no known batch wants, and of them the rows that batches wanted least often.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from gigl_loader.arrays import Bytes, Int64Array
+from gigl_loader.native import CacheIndex, copy_rows
+from gigl_loader.options import EdgeType, NodeType
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.options import CachePolicy
+    from gigl_loader.sampling.plan import ColumnPlan
+    from gigl_loader.sampling.rows import RowReader
+    from gigl_loader.sampling.store import GatherRequest
+
+Kind: TypeAlias = NodeType | EdgeType
+Places: TypeAlias = Mapping[Kind, Int64Array]
+"""Places of the rows that a batch wants, by type: see ``sampling/rows.py``."""
+
+_PAGE = mmap.PAGESIZE
+_NONE = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedColumns:
+    """Columns of one type, and where their rows are read."""
+
+    reader: RowReader
+    row_bytes: tuple[int, ...]
+    """Of each column."""
+    num_rows: int
+    """Rows of the type in the graph: more are never cached."""
+    cached: bool = True
+    """False: the reader reads memory, and is asked for every batch."""
+    counted: bool = False
+    """Count how often batches want each row. Rows are then positions, below ``num_rows``."""
+    counts: Bytes | None = None
+    """How often each row is likely to be wanted, uint8 [num_rows], where something is known beforehand."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a row, of all columns."""
+        return sum(self.row_bytes)
+
+
+def cached_columns(
+    schema: GraphSchema,
+    plan: ColumnPlan,
+    readers: Mapping[Kind, RowReader],
+    *,
+    mapped: Collection[Kind] = (),
+    policy: CachePolicy = "census",
+    degrees: Mapping[Kind, Bytes] | None = None,
+) -> dict[Kind, CachedColumns]:
+    """Return the columns that batches of a plan carry. Those of ``mapped`` types are in memory already.
+
+    ``degrees`` says how often rows are likely to be wanted, for the policy ``"degree"``.
+    """
+    found: dict[Kind, CachedColumns] = {}
+    carried: list[tuple[Kind, Sequence[str]]] = [*plan.nodes.items(), *plan.edges.items()]
+    for kind, names in carried:
+        if names:
+            of_type = schema.nodes[kind] if isinstance(kind, str) else schema.edges[kind]
+            found[kind] = CachedColumns(
+                reader=readers[kind],
+                row_bytes=tuple(of_type.columns[name].row_bytes for name in names),
+                num_rows=of_type.count,
+                cached=kind not in mapped,
+                counted=policy == "census" and isinstance(kind, str),
+                counts=(degrees or {}).get(kind) if policy == "degree" else None,
+            )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class RowCounts:
+    """Rows that batches wanted, by origin, since the source was opened."""
+
+    wanted: int = 0
+    cache: int = 0
+    memory: int = 0
+    read: int = 0
+    """Rows read from a disk or from their owners."""
+    read_bytes: int = 0
+
+    def __add__(self, other: RowCounts) -> RowCounts:
+        return RowCounts(
+            wanted=self.wanted + other.wanted,
+            cache=self.cache + other.cache,
+            memory=self.memory + other.memory,
+            read=self.read + other.read,
+            read_bytes=self.read_bytes + other.read_bytes,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Window:
+    """Batches whose rows are in the cache together, and stay until the window is released."""
+
+    numbers: dict[Kind, int]
+    """Number of the window in the index of each type."""
+    slots: list[dict[Kind, Int64Array]]
+    """Slots of the rows of each batch, in the order of its places."""
+    missing: dict[Kind, tuple[Int64Array, Int64Array]]
+    """Rows to be read, ascending, and their slots."""
+    pressure: float
+    """Largest share of the slots of a type that this and earlier windows hold."""
+    counts: RowCounts = field(default_factory=RowCounts)
+
+
+class FeatureCache:
+    """Rows in memory. ``plan``, ``fetch`` and ``release`` are for one thread; ``gather`` is for any."""
+
+    def __init__(self, columns: Mapping[Kind, CachedColumns], nbytes: int) -> None:
+        """``nbytes`` bound the rows and the index. Memory is committed when rows are first read."""
+        self._columns = dict(columns)
+        self._nbytes = nbytes
+        self._types: dict[Kind, _TypeCache] = {}
+        self._lock = threading.Lock()
+        self._counts = RowCounts()
+
+    @property
+    def counts(self) -> RowCounts:
+        with self._lock:
+            return self._counts
+
+    @property
+    def num_slots(self) -> int:
+        """Rows that fit, of all types."""
+        return sum(each.num_slots for each in self._types.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the cache may take at most, once it is allocated."""
+        return sum(each.nbytes for each in self._types.values())
+
+    def leave(self, nbytes: int) -> None:
+        """Take less memory, before the first window is planned."""
+        self._nbytes = max(self._nbytes - nbytes, 0)
+
+    def plan(self, batches: Sequence[Places], ahead: Sequence[Places]) -> Window | None:
+        """Give slots to all rows of a window. ``None``, with nothing changed, where they do not fit now.
+
+        ``ahead`` are the places of later batches, in order. A type that fits in no slots at all (one batch
+        has more rows than the cache) is left out: its rows are read straight into the frame.
+        """
+        if not self._types:
+            self._allocate(batches[0])
+        window = Window({}, [{} for _ in batches], {}, 0.0)
+        for kind, cached in self._types.items():
+            wanted = [places.get(kind, _NONE) for places in batches]
+            if not any(map(len, wanted)):
+                continue
+            planned = cached.index.plan(wanted, [places.get(kind, _NONE) for places in ahead])
+            if planned is None and len(batches) == 1 and not cached.index.num_pinned:
+                continue
+            if planned is None:
+                self.forget(window)
+                return None
+            number, slots, missing, missing_slots = planned
+            window.numbers[kind] = number
+            window.missing[kind] = (missing, missing_slots)
+            for each, found in zip(window.slots, slots, strict=True):
+                each[kind] = found
+            window.pressure = max(window.pressure, cached.index.num_pinned / cached.num_slots)
+            rows = sum(map(len, wanted))
+            read = len(missing)
+            window.counts += RowCounts(
+                wanted=rows, cache=rows - read, read=read, read_bytes=read * self._columns[kind].nbytes
+            )
+        return window
+
+    def fetch(self, window: Window) -> None:
+        """Read the rows that a window lacks. What a reader raises is raised: then ``forget`` the window."""
+        for kind, (rows, slots) in window.missing.items():
+            if len(rows):
+                self._columns[kind].reader.read(rows, slots, self._types[kind].memory)
+        with self._lock:
+            self._counts += window.counts
+
+    def release(self, window: Window) -> None:
+        """Let rows of a window go where they are in the way."""
+        for kind, number in window.numbers.items():
+            self._types[kind].index.release(number)
+
+    def forget(self, window: Window) -> None:
+        """Release a window whose missing rows were not read."""
+        for kind, number in window.numbers.items():
+            self._types[kind].index.forget(number)
+
+    def count(self, places: Places) -> None:
+        """Count that a batch wants these rows."""
+        for kind, cached in self._types.items():
+            if self._columns[kind].counted:
+                cached.index.count(places.get(kind, _NONE))
+
+    def gather(self, slots: Mapping[Kind, Int64Array], wants: Sequence[GatherRequest]) -> None:
+        """Write what is wanted for a batch: from the cache where it has slots, else from the readers."""
+        for want in wants:
+            found = slots.get(want.kind)
+            if found is not None:
+                for memory, out in zip(self._types[want.kind].memory, want.out, strict=True):
+                    copy_rows(memory, found, None, out)
+            elif not self._columns[want.kind].cached:
+                self._read(want, want.rows, np.arange(len(want.rows)))
+            elif len(want.rows):
+                order = np.argsort(want.rows, kind="stable")
+                self._read(want, want.rows[order], order)
+
+    def close(self) -> None:
+        """End reads in progress. Closing twice is fine."""
+        for each in self._columns.values():
+            each.reader.close()
+
+    def _read(self, want: GatherRequest, rows: Int64Array, targets: Int64Array) -> None:
+        """Read the rows of a batch straight into its frame."""
+        self._columns[want.kind].reader.read(rows, targets, want.out)
+        count = RowCounts(wanted=len(rows))
+        with self._lock:
+            self._counts += (
+                replace(count, read=len(rows), read_bytes=len(rows) * self._columns[want.kind].nbytes)
+                if self._columns[want.kind].cached
+                else replace(count, memory=len(rows))
+            )
+
+    def _allocate(self, first: Places) -> None:
+        """Share the memory among the types by the bytes that the first batch wants of them."""
+        costs = {kind: _cost(each) for kind, each in self._columns.items() if each.cached}
+        wanted = {kind: max(len(first.get(kind, _NONE)), 1) * costs[kind] for kind in costs}
+        left = self._nbytes
+        for kind in sorted(costs, key=lambda kind: costs[kind] * self._columns[kind].num_rows / wanted[kind]):
+            share = left * wanted[kind] // sum(wanted.values())
+            slots = min(share // costs[kind], self._columns[kind].num_rows)
+            self._types[kind] = _TypeCache(self._columns[kind], max(slots, 1))
+            left -= slots * costs[kind]
+            del wanted[kind]
+
+
+_INDEX_BYTES = 22
+"""Of a slot in a ``CacheIndex``."""
+
+
+def _cost(columns: CachedColumns) -> int:
+    return columns.nbytes + _INDEX_BYTES
+
+
+class _TypeCache:
+    """Slots of the rows of one type."""
+
+    def __init__(self, columns: CachedColumns, num_slots: int) -> None:
+        self.num_slots = num_slots
+        counts = columns.counted or columns.counts is not None
+        self.index = CacheIndex(num_slots, num_rows=columns.num_rows if counts else 0)
+        if columns.counts is not None:
+            self.index.preset(columns.counts)
+        self.memory = [_reserved(num_slots, each) for each in columns.row_bytes]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(each.size for each in self.memory) + _INDEX_BYTES * self.num_slots
+
+
+def _reserved(num_slots: int, row_bytes: int) -> Bytes:
+    """Return uint8 [num_slots, row_bytes] whose pages are committed when they are first written."""
+    size = max(num_slots * row_bytes, 1)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    memory = np.frombuffer(mmap.mmap(-1, -(-size // _PAGE) * _PAGE, flags=flags), np.uint8)
+    return memory[: num_slots * row_bytes].reshape(num_slots, row_bytes)

@@ -1,0 +1,324 @@
+"""Source of batches whose features are fetched in windows, ahead of their use.
+
+It stands around a source of frames with deferred features (skeletons). The trainer's thread takes skeletons
+from that source well ahead of the batches that it hands out; the *fetch* thread gives the rows of a window of
+them slots in a cache and reads the missing ones, each once, in ascending order; the *completion* thread
+writes the frames. Batches and their order are those of the source within.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from gigl_loader.channel.frame import Frame
+from gigl_loader.channel.ring import private_slots
+from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable, WorkerDied
+from gigl_loader.sampling.feature_cache import FeatureCache, RowCounts, cached_columns
+from gigl_loader.sampling.frame_writer import Completion
+from gigl_loader.sampling.partitioned import OwnerRows
+from gigl_loader.sampling.row_cache import reference_counts
+from gigl_loader.sampling.rows import DiskRows, MappedRows
+from gigl_loader.sampling.source import check_epoch
+from gigl_loader.sampling.window_threads import FRAMES_AHEAD, Skeleton, WindowThreads
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gigl_loader.arrays import Bytes
+    from gigl_loader.graph.graph import Graph
+    from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.sampling.feature_cache import Kind
+    from gigl_loader.sampling.partitioned import PartitionedStore
+    from gigl_loader.sampling.rows import RowReader
+    from gigl_loader.sampling.source import BatchSource, SourceRequest
+
+FRAMES_IN_USE = 3
+"""Whole frames besides: one is being written, the trainer has one and takes another."""
+_FRAME_SLOTS = 8
+_MAX_SKELETONS = 256
+_READY_S = 1.0
+"""Wait for another skeleton, at most, while a frame lies ready."""
+_SKELETON_SHARE = 8
+"""Of the memory for features, one part in so many is for skeletons: the look-ahead."""
+
+
+class WindowedSource:
+    """Batches whose features are fetched a window at a time. See the module."""
+
+    def __init__(
+        self,
+        inner: BatchSource,
+        completion: Completion,
+        cache: FeatureCache,
+        *,
+        window: int | None = None,
+        channel_bytes: int = 4 << 30,
+        skeleton_bytes: int = 1 << 30,
+        batch_bytes: int | None = None,
+        timeout_s: float = 300.0,
+        origin: str = "disk",
+    ) -> None:
+        """``inner`` delivers frames with deferred features, and is closed with this source.
+
+        ``window`` batches are fetched together at most, by default as many as fit. ``channel_bytes`` of
+        address space are reserved for whole frames. Skeletons take ``skeleton_bytes`` at most.
+        Where whole frames need more than ``batch_bytes``, there are fewer of them, and the cache is smaller.
+        ``origin`` is where the readers of the cache read: ``"disk"`` or ``"wire"``.
+        """
+        self._inner = inner
+        self._pid = os.getpid()
+        self._origin = origin
+        self._to_take = 0
+        self._to_give = 0
+        self._stalled = False
+        self._skeleton_size = 0
+        self._batch_bytes = batch_bytes
+        self._bytes = self._batches = 0
+        self._seconds_waiting = self._rows_waited_s = 0.0
+        self._pipeline = WindowThreads(
+            completion,
+            cache,
+            private_slots(channel_bytes, _FRAME_SLOTS),
+            window=window,
+            skeleton_bytes=skeleton_bytes,
+            timeout_s=timeout_s,
+        )
+        self._end = weakref.finalize(self, _end, self._pipeline, inner, self._pid)
+
+    @property
+    def num_batches(self) -> int:
+        return self._inner.num_batches
+
+    def start_epoch(self, epoch: int, first_batch: int = 0) -> None:
+        self._check_usable()
+        check_epoch(epoch, first_batch, num_batches=self.num_batches)
+        self._pipeline.start_epoch(epoch)
+        self._stalled = False
+        self._to_take = self._to_give = 0
+        self._inner.start_epoch(epoch, first_batch)
+        self._to_take = self._to_give = self.num_batches - first_batch
+
+    def wait_until_up(self, timeout: float) -> None:
+        self._inner.wait_until_up(timeout)
+
+    def receive(self, timeout: float) -> Frame:
+        self._check_usable()
+        if not self._to_give:
+            raise ValueError(f"all {self.num_batches} batches of the epoch were received: start an epoch")
+        began = time.monotonic()
+        try:
+            result = self._next(began + timeout, timeout)
+        finally:
+            self._seconds_waiting += time.monotonic() - began
+        if isinstance(result, Exception):
+            if not isinstance(result, (StorageUnavailable, WorkerDied)):
+                self._to_give -= 1
+            self._stalled = False
+            try:
+                raise result
+            finally:
+                del result
+        self._to_give -= 1
+        self._batches += 1
+        self._bytes += result.nbytes
+        return result
+
+    def close(self) -> None:
+        if self._end.detach() is not None:
+            _end(self._pipeline, self._inner, self._pid)
+
+    def stats(self) -> dict[str, Any]:
+        pipeline = self._pipeline
+        inner = self._inner.stats()
+        cpu_s = sum(pipeline.cpu_ns.values()) / 1e9
+        return {
+            **inner,
+            "batches": self._batches,
+            "bytes": self._bytes,
+            "seconds_waiting": self._seconds_waiting,
+            "cpu_gathering": inner["cpu_gathering"] + cpu_s,
+            "oversize": inner["oversize"] + pipeline.fresh,
+            "rows": self._rows(pipeline.cache.counts),
+        }
+
+    def _rows(self, counts: RowCounts) -> dict[str, Any]:
+        return {
+            "wanted": counts.wanted,
+            "cache": counts.cache,
+            "memory": counts.memory,
+            "disk": 0,
+            "wire": 0,
+            self._origin: counts.read,
+            "bytes": counts.read_bytes,
+            "seconds_waiting": self._rows_waited_s,
+            "window": self._pipeline.window,
+            "slots": self._pipeline.cache.num_slots,
+            "seconds_reading": self._pipeline.read_s,
+        }
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._pid:
+            raise ValueError(f"the batches belong to process {self._pid}: build a loader in this process")
+        if not self._end.alive:
+            raise ValueError("the source is closed")
+
+    def _next(self, deadline: float, timeout: float) -> Frame | Exception:
+        """Return the next frame or failure. Takes skeletons meanwhile: two at most once it is there."""
+        pipeline, taken = self._pipeline, 0
+        while True:
+            with pipeline.changed:
+                if pipeline.broken is not None:
+                    raise RuntimeError("a thread that fetches features ended") from pipeline.broken
+                wants_more = self._wants_more()
+                pipeline.complete = self._stalled or not self._to_take
+                if pipeline.ready and (taken >= 2 or not wants_more):
+                    return pipeline.take_ready()
+                if not wants_more:
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        raise self._late(timeout)
+                    pipeline.changed.notify_all()
+                    began = time.monotonic()
+                    pipeline.changed.wait(left)
+                    self._rows_waited_s += time.monotonic() - began
+                    continue
+            left = max(deadline - time.monotonic(), 0)
+            try:
+                self._take(min(left, _READY_S) if pipeline.ready else left)
+            except TimeoutError:
+                with pipeline.changed:
+                    if pipeline.ready:
+                        return pipeline.take_ready()
+                raise
+            taken += 1
+
+    def _wants_more(self) -> bool:
+        """Whether to take another skeleton: two windows and the look-ahead are not there yet."""
+        if self._stalled or not self._to_take:
+            return False
+        pipeline = self._pipeline
+        fit = pipeline.skeleton_bytes // max(self._skeleton_size, 1)
+        return pipeline.held < max(min(fit, _MAX_SKELETONS), 2 * pipeline.window, FRAMES_AHEAD)
+
+    def _take(self, timeout: float) -> None:
+        """Take the next skeleton, or the failure of a batch."""
+        pipeline = self._pipeline
+        item: Skeleton | Exception
+        try:
+            frame = self._inner.receive(timeout)
+        except (StorageUnavailable, WorkerDied) as error:
+            self._stalled = True  # Nothing was consumed: tell when the batches before it are handed out.
+            item = error
+        except (SamplingError, FormatError) as error:
+            self._to_take -= 1
+            item = error
+        else:
+            self._to_take -= 1
+            # Copied, so that its slot is free: many skeletons are kept.
+            skeleton = pipeline.completion.parse(frame.buffer[: frame.nbytes].copy())
+            if not self._skeleton_size and self._batch_bytes is not None:
+                self._make_room(pipeline.completion.layout(skeleton).nbytes, self._batch_bytes)
+            self._skeleton_size = max(self._skeleton_size, skeleton.nbytes)
+            item = Skeleton(skeleton, pipeline.completion.places(skeleton))
+        with pipeline.changed:
+            pipeline.waiting.append(item)
+            pipeline.changed.notify_all()
+
+    def _make_room(self, frame_bytes: int, batch_bytes: int) -> None:
+        """Leave room for frames, now that the size of one is known. Called before any window."""
+        pipeline = self._pipeline
+        if frame_bytes * (FRAMES_AHEAD + FRAMES_IN_USE) > batch_bytes:
+            pipeline.frames_ahead = 1
+        pipeline.cache.leave(max(frame_bytes * (pipeline.frames_ahead + FRAMES_IN_USE) - batch_bytes, 0))
+
+    def _late(self, timeout: float) -> Exception:
+        """Return the error of a wait in vain. Rows are read on: nothing was consumed."""
+        pipeline = self._pipeline
+        doing = f"reading rows of {pipeline.window} batches" if pipeline.under_way else "writing frames"
+        late = f"no batch within {timeout:g} s: {doing} ({self._origin}), {pipeline.held} batches are sampled"
+        return StorageUnavailable(f"{pipeline.fault}; {late}") if pipeline.fault else TimeoutError(late)
+
+
+def disk_windows(inner: BatchSource, graph: Graph, request: SourceRequest) -> WindowedSource:
+    """Return a source whose features are read from the files of ``graph``, as ``request.memory`` says.
+
+    ``inner`` delivers frames with deferred features. A source of a single batch has no cache: no row of it
+    would be wanted again.
+    """
+    memory = request.memory
+    assert memory is not None
+    readers = {
+        kind: (DiskRows if kind in memory.cached else MappedRows)(graph, kind, names)
+        for kind, names in _columns(request)
+    }
+    degrees: dict[Kind, Bytes] = {}
+    if request.features.cache_policy == "degree":
+        nodes = [kind for kind in memory.cached if isinstance(kind, str)]
+        degrees = {kind: reference_counts(graph, kind) for kind in nodes}
+    return _windows(inner, graph.schema, request, readers, origin="disk", degrees=degrees)
+
+
+def owner_windows(
+    inner: BatchSource, schema: GraphSchema, request: SourceRequest, store: PartitionedStore
+) -> WindowedSource:
+    """Return a source whose features are read from their owners: hosts or storage servers.
+
+    ``inner`` delivers frames with deferred features. ``store`` is closed with the source. No edges lie on
+    this host: ``cache_policy="degree"`` is ``"none"``.
+    """
+    readers = {kind: OwnerRows(store, kind, names) for kind, names in _columns(request)}
+    return _windows(inner, schema, request, readers, origin="wire")
+
+
+def _columns(request: SourceRequest) -> list[tuple[Kind, Sequence[str]]]:
+    """Return the columns that batches carry, of each type that has some."""
+    columns = request.plan.columns
+    found: list[tuple[Kind, Sequence[str]]] = [*columns.nodes.items(), *columns.edges.items()]
+    return [each for each in found if each[1]]
+
+
+def _windows(
+    inner: BatchSource,
+    schema: GraphSchema,
+    request: SourceRequest,
+    readers: Mapping[Kind, RowReader],
+    *,
+    origin: str,
+    degrees: Mapping[Kind, Bytes] | None = None,
+) -> WindowedSource:
+    plan, memory = request.plan, request.memory
+    assert memory is not None
+    nbytes = memory.share if request.schedule.num_batches > 1 else 0
+    skeleton_bytes = nbytes // _SKELETON_SHARE
+    cached = cached_columns(
+        schema,
+        plan.columns,
+        readers,
+        mapped=readers.keys() - memory.cached,
+        policy=request.features.cache_policy,
+        degrees=degrees,
+    )
+    return WindowedSource(
+        inner,
+        Completion(schema, plan),
+        FeatureCache(cached, nbytes - skeleton_bytes),
+        window=request.features.window,
+        channel_bytes=request.workers.channel_bytes,
+        skeleton_bytes=skeleton_bytes,
+        batch_bytes=memory.batch_bytes,
+        timeout_s=request.timeout_s,
+        origin=origin,
+    )
+
+
+def _end(pipeline: WindowThreads, inner: BatchSource, pid: int) -> None:
+    """End the threads and the source within. In a forked child, both are the parent's: do nothing."""
+    if os.getpid() == pid:
+        pipeline.close()
+        try:
+            inner.close()
+        finally:
+            pipeline.join()

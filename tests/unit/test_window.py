@@ -1,0 +1,210 @@
+"""Windows of batches: rows are read once, failures arrive at their batch, and no wait outlives its reason."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from gigl_loader.arrays import Bytes, Int64Array
+from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
+from gigl_loader.sampling.feature_cache import FeatureCache, cached_columns
+from gigl_loader.sampling.frame_writer import Completion
+from gigl_loader.sampling.rows import MappedRows
+from gigl_loader.sampling.source import InlineSource
+from gigl_loader.sampling.window import WindowedSource
+from tests.support.leftovers import wait_until
+from tests.support.sources import (
+    NUM_BATCHES,
+    PLANS,
+    bytes_of,
+    drain,
+    sampled_frames,
+    small_graph,
+    small_schedule,
+)
+
+ROW = 72 + 20
+"""Bytes of a row of x and y, and of its place in the index."""
+ALL = 600 * ROW
+
+
+@dataclass
+class Reader:
+    """Reads from memory, notes what was read, and does as it is told before."""
+
+    before: Callable[[Int64Array], None] = lambda rows: None
+    read_rows: list[Int64Array] = field(default_factory=list)
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self._mapped = MappedRows(small_graph(), "node", ("x", "y"))
+
+    def read(self, rows: Int64Array, targets: Int64Array, out: Sequence[Bytes]) -> None:
+        self.before(rows)
+        assert (np.diff(rows) >= 0).all()
+        self.read_rows.append(rows.copy())
+        self._mapped.read(rows, targets, out)
+
+    def close(self) -> None:
+        self.ended.set()
+
+
+def opened(
+    reader: Reader,
+    *,
+    nbytes: int = ALL,
+    plan: str = "nodes",
+    window: int | None = None,
+    timeout_s: float = 20,
+) -> WindowedSource:
+    schema = small_graph().schema
+    inner = InlineSource(PLANS[plan].open(small_graph(), deferred=True), small_schedule(plan))
+    cache = FeatureCache(cached_columns(schema, PLANS[plan].columns, {"node": reader}), nbytes)
+    completion = Completion(schema, PLANS[plan])
+    return WindowedSource(inner, completion, cache, window=window, timeout_s=timeout_s)
+
+
+@pytest.fixture(autouse=True)
+def no_threads() -> Iterator[None]:
+    before = {*threading.enumerate()}
+    yield
+    assert wait_until(lambda: {*threading.enumerate()} <= before, seconds=10)
+
+
+def test_a_row_is_read_once_while_the_cache_has_room() -> None:
+    reader = Reader()
+    with closing(opened(reader)) as source:
+        for epoch in (0, 1):
+            source.start_epoch(epoch)
+            assert drain(source) == sampled_frames(epoch)
+        rows = np.concatenate(reader.read_rows)
+        assert len(np.unique(rows)) == len(rows)
+        counts = source.stats()["rows"]
+        assert counts["disk"] == len(rows)
+        assert counts["cache"] == counts["wanted"] - len(rows) > len(rows)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize("window", [1, 3, None])
+@pytest.mark.parametrize("plan", ["nodes", "links"])
+def test_no_size_shows_in_a_batch(share: float, window: int | None, plan: str) -> None:
+    reader = Reader()
+    with closing(opened(reader, nbytes=int(share * ALL), plan=plan, window=window)) as source:
+        for epoch, first in ((0, 0), (1, 5), (0, 11)):
+            source.start_epoch(epoch, first)
+            assert drain(source, NUM_BATCHES - first) == sampled_frames(epoch, plan)[first:]
+        counts = source.stats()["rows"]
+        assert counts["wanted"] == counts["cache"] + counts["disk"]
+        assert counts["disk"] == sum(map(len, reader.read_rows))
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), FormatError("block 3 is damaged")])
+def test_a_row_that_cannot_be_read_fails_the_batches_that_want_it(error: Exception) -> None:
+    bad = 7
+
+    def refuse(rows: Int64Array) -> None:
+        if bad in rows:
+            raise error
+
+    wanted = [bad in _positions(frame) for frame in sampled_frames(0)]
+    assert 0 < sum(wanted) < NUM_BATCHES
+    with closing(opened(Reader(refuse))) as source:
+        source.start_epoch(0)
+        for number in range(NUM_BATCHES):
+            if wanted[number]:
+                name = type(error).__name__
+                with pytest.raises(SamplingError, match=f"epoch 0, batch {number}: {name}.*{error.args[-1]}"):
+                    source.receive(20)
+            else:
+                assert bytes_of(source.receive(20)) == sampled_frames(0)[number]
+        with pytest.raises(ValueError, match="start an epoch"):
+            source.receive(20)
+
+
+def test_an_owner_that_comes_back_in_time_is_no_failure() -> None:
+    refusals = iter(range(3))
+
+    def away(rows: Int64Array) -> None:
+        if next(refusals, None) is not None:
+            raise StorageUnavailable("away")
+
+    with closing(opened(Reader(away))) as source:
+        source.start_epoch(0)
+        assert drain(source) == sampled_frames(0)
+
+
+def test_an_owner_that_stays_away_fails_a_batch_which_is_then_requested_again() -> None:
+    reader = Reader()
+    with closing(opened(reader, window=2, nbytes=ALL // 2, timeout_s=0.2)) as source:
+        source.start_epoch(0)
+        first: list[bytes] = []
+        is_away = True
+
+        def away(rows: Int64Array) -> None:
+            if is_away and len(reader.read_rows) > 1:
+                raise StorageUnavailable("host 3 does not answer")
+
+        reader.before = away
+        with pytest.raises(StorageUnavailable, match=r"epoch 0, batch \d+: host 3 does not answer"):
+            first.extend(bytes_of(source.receive(20)) for _ in range(NUM_BATCHES))
+        is_away = False
+        assert first + drain(source, NUM_BATCHES - len(first)) == sampled_frames(0)
+
+
+def test_leaving_an_epoch_while_its_rows_are_read() -> None:
+    held, go_on = threading.Event(), threading.Event()
+
+    def wait(rows: Int64Array) -> None:
+        held.set()
+        assert go_on.wait(20)
+
+    reader = Reader()
+    with closing(opened(reader, nbytes=ALL // 2)) as source:
+        source.start_epoch(0)
+        source.receive(20)
+        reader.before = wait
+        source.start_epoch(1, 3)
+        with pytest.raises(TimeoutError, match=r"no batch within 0.2 s: reading rows of .* \(disk\)"):
+            source.receive(0.2)
+        assert held.is_set()
+        source.start_epoch(0, 2)
+        go_on.set()
+        assert drain(source, NUM_BATCHES - 2) == sampled_frames(0)[2:]
+
+
+def test_closing_while_rows_are_read_waits_for_no_disk() -> None:
+    reader = Reader()
+
+    def wait(rows: Int64Array) -> None:
+        assert reader.ended.wait(20)
+        raise OSError("the reader was closed")
+
+    reader.before = wait
+    source = opened(reader)
+    source.start_epoch(0)
+    with pytest.raises(TimeoutError):
+        source.receive(0.1)
+    began = time.monotonic()
+    source.close()
+    assert time.monotonic() - began < 10
+    with pytest.raises(ValueError, match="closed"):
+        source.receive(20)
+
+
+def test_a_window_is_read_in_one_call_once_batches_wait_for_it() -> None:
+    reader = Reader()
+    with closing(opened(reader, window=4)) as source:
+        source.start_epoch(0)
+        assert drain(source) == sampled_frames(0)
+    assert len(reader.read_rows) < NUM_BATCHES
+
+
+def _positions(frame: bytes) -> Int64Array:
+    parsed = PLANS["nodes"].frame(small_graph().schema).parse(np.frombuffer(frame, np.uint8))
+    return parsed.array("node/node/n_id").view(np.int64)
