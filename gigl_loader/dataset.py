@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import sys
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from gigl_loader.sharding import Share
 
 
+logger = logging.getLogger(__name__)
 _PEERS_SAMPLERS = "gigl_loader.hosts.peers:open_samplers"
 _INSTEAD = {
     "prefetch_size": "beside the trainer, num_workers * worker_concurrency batches are in flight",
@@ -317,6 +319,12 @@ class DistDataset(GraphQueries):
         has_workers = request.num_workers > 0 and request.schedule.num_batches > 0
         if self._membership is None:
             request = replace(request, memory=decide_here(self._graph, request))
+        elif request.features.memory_bytes is not None:
+            logger.warning(
+                "%s: feature_memory has no effect where other hosts hold partitions: cache_size of the "
+                "dataset keeps rows of them",
+                request.name,
+            )
 
         def open_source() -> BatchSource:
             source = self._worker_source(request) if has_workers else self._inline_source(request)

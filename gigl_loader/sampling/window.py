@@ -309,7 +309,7 @@ def _windows(
         channel_bytes=request.workers.channel_bytes,
         skeleton_bytes=skeleton_bytes,
         batch_bytes=memory.batch_bytes,
-        timeout_s=request.timeout_s,
+        timeout_s=2 * request.timeout_s,  # The trainer's own wait ends before, and says why.
         origin=origin,
     )
 

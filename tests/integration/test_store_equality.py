@@ -86,11 +86,22 @@ def served(request: pytest.FixtureRequest, built: tuple[GraphKind, Path, list[An
         yield Served(kind, path, addresses_of(servers)[-1], expected)
 
 
-@pytest.mark.parametrize(("transport", "rows"), WAYS, ids=str)
-def test_an_epoch(served: Served, transport: Any, rows: Any) -> None:
+@pytest.mark.parametrize(
+    ("transport", "rows", "feature_memory"),
+    [
+        (*way, memory)
+        for way in WAYS
+        for memory in ("auto", "10KB", "1GB")
+        if memory == "auto" or way[1] != "through"
+    ],
+    ids=str,
+)
+def test_an_epoch(served: Served, transport: Any, rows: Any, feature_memory: str) -> None:
     with (
         RemoteDistDataset.connect(served.address, transport=transport, rows=rows, timeout=30) as dataset,
-        DistNeighborLoader(dataset, FANOUT, served.kind.input_nodes, **EPOCH) as loader,
+        DistNeighborLoader(
+            dataset, FANOUT, served.kind.input_nodes, feature_memory=feature_memory, **EPOCH
+        ) as loader,
     ):
         assert len(loader) == len(served.expected)
         check_same(list(loader), served.expected)
@@ -133,6 +144,8 @@ def homogeneous_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tupl
         {"num_workers": 0},
         {"num_workers": 3, "prefetch_size": 1},
         {"prefetch_size": 20, "shuffle": False},
+        {"feature_memory": "40KB", "window": 3, "cache_policy": "none"},
+        {"feature_memory": "40KB", "num_workers": 0},
         {"channel_size": 1 << 20, "batch_size": 150, "prefetch_size": 8},
     ],
     ids=str,
@@ -145,7 +158,8 @@ def test_options_that_must_change_nothing_else(
     alone = {
         name: value
         for name, value in options.items()
-        if name not in ("num_workers", "prefetch_size", "channel_size")
+        if name
+        not in ("num_workers", "prefetch_size", "channel_size", "feature_memory", "window", "cache_policy")
     }
     with (
         RemoteDistDataset.connect(address, timeout=30) as dataset,

@@ -37,7 +37,14 @@ TIMEOUT = 3.0
 """Of loaders that shall notice."""
 DEADLINE = 30.0
 """Generous: for a machine that is busy."""
-WAYS = (("ring", "auto"), ("network", "through"), ("network", "direct"))
+WAYS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("ring", "auto", {}),
+    ("network", "through", {}),
+    ("network", "direct", {}),
+)
+CACHED: dict[str, Any] = {"feature_memory": "60KB"}
+"""Room for the rows of a batch or two: windows are under way when a server dies."""
+CACHED_WAYS = (("ring", "auto", CACHED), ("network", "direct", CACHED))
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 
@@ -65,12 +72,12 @@ def opened(
 
 
 @pytest.mark.parametrize("cluster", ["own", "all"], indirect=True)
-@pytest.mark.parametrize(("transport", "rows"), WAYS)
+@pytest.mark.parametrize(("transport", "rows", "options"), [*WAYS, *CACHED_WAYS])
 def test_servers_killed_and_started_again_go_unnoticed(
-    cluster: LocalCluster, expected: list[int], transport: str, rows: str
+    cluster: LocalCluster, expected: list[int], transport: str, rows: str, options: dict[str, Any]
 ) -> None:
     with ExitStack() as stack:
-        loader = opened(stack, cluster.addresses, transport=transport, rows=rows)
+        loader = opened(stack, cluster.addresses, transport=transport, rows=rows, **options)
         seen = []
         for batch in loader:
             seen.append(digest(batch))
@@ -130,14 +137,14 @@ def test_a_server_that_stops_for_a_while(cluster: LocalCluster, expected: list[i
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("transport", "rows"), WAYS)
+@pytest.mark.parametrize(("transport", "rows", "options"), [*WAYS, *CACHED_WAYS])
 def test_a_server_that_stops_for_longer_than_its_lease_loses_nothing(
-    graph: Path, expected: list[int], transport: str, rows: str
+    graph: Path, expected: list[int], transport: str, rows: str, options: dict[str, Any]
 ) -> None:
     """Nor does it once it goes on, when its trainers are silent but for their heartbeats."""
     lease_s = 3.0
     with LocalCluster(graph, servers=2, options={"lease": lease_s}) as cluster, ExitStack() as stack:
-        loader = opened(stack, cluster.addresses, 2 * DEADLINE, transport=transport, rows=rows)
+        loader = opened(stack, cluster.addresses, 2 * DEADLINE, transport=transport, rows=rows, **options)
         batches, seen = iter(loader), list[int]()
         take(batches, seen, 3)
         os.kill(cluster.pids[1], signal.SIGSTOP)

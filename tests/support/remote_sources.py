@@ -16,7 +16,11 @@ from gigl_loader.graph.graph import Graph
 from gigl_loader.rpc.connection import ConnectionPool
 from gigl_loader.rpc.credentials import Caller
 from gigl_loader.rpc.tokens import new_job
+from gigl_loader.sampling.feature_cache import FeatureCache, cached_columns
+from gigl_loader.sampling.frame_writer import Completion
+from gigl_loader.sampling.partitioned import OwnerRows
 from gigl_loader.sampling.plan import BatchPlan
+from gigl_loader.sampling.window import WindowedSource
 from gigl_server.config import ServeOptions
 from gigl_server.sampling.service import SamplingService
 from gigl_server.server import build_storage_server
@@ -186,33 +190,45 @@ class RemoteKind:
     rows: str
     plan: str = "nodes"
     small: SmallCluster | None = None
+    windowed: bool = False
+    """Features come in windows, into a cache of a third of them."""
 
     workers = 0
     """In this process."""
 
     def __str__(self) -> str:
-        kind = f"{self.servers}-{self.transport}-{self.rows}"
+        kind = f"{self.servers}-{self.transport}-{self.rows}{'-windowed' if self.windowed else ''}"
         return kind if self.plan == "nodes" else f"{kind}-{self.plan}"
 
     @property
     def factors(self) -> dict[str, str]:
         """The factors of a matrix that a kind stands for."""
         processes = "several" if self.servers > 1 else "1"
-        return {"source": f"{self.transport}-{self.rows}", "processes": processes, "plan": self.plan}
+        way = "windowed" if self.windowed else self.rows
+        return {"source": f"{self.transport}-{way}", "processes": processes, "plan": self.plan}
 
     def open(self, faults: FaultPlan | None = None, **options: Any) -> BatchSource:
         """Open a source over the small graph. ``options`` are of ``WorkerOptions``."""
         assert self.small is not None
         self.small.faults = faults
         concurrency = options.pop("worker_concurrency", 4)
-        return self.small.open(
-            plan=PLANS[self.plan],
+        plan = PLANS[self.plan]
+        source = self.small.open(
+            plan=plan,
             schedule=small_schedule(self.plan),
             transport=self.transport,
             rows=self.rows,
             prefetch=concurrency,
+            complete=not self.windowed,
             **options,
         )
+        if not self.windowed:
+            return source
+        assert source.store is not None
+        schema, channel = self.small.cluster.schema, options.get("channel_bytes", 4 << 30)
+        reader = OwnerRows(source.store, "node", plan.columns.nodes["node"])
+        cache = FeatureCache(cached_columns(schema, plan.columns, {"node": reader}), 200 * 100)
+        return WindowedSource(source, Completion(schema, plan), cache, channel_bytes=channel, origin="wire")
 
 
 REMOTE_KINDS = [
@@ -223,4 +239,7 @@ REMOTE_KINDS = [
     RemoteKind(2, "ring", "auto"),
     RemoteKind(2, "network", "direct", "links"),
     RemoteKind(2, "ring", "auto", "anchors"),
+    RemoteKind(2, "network", "direct", windowed=True),
+    RemoteKind(1, "ring", "direct", windowed=True),
+    *(RemoteKind(2, "network", "direct", plan, windowed=True) for plan in ("links", "anchors", "ppr")),
 ]

@@ -157,6 +157,29 @@ def test_an_owner_that_stays_away_fails_a_batch_which_is_then_requested_again() 
         assert first + drain(source, NUM_BATCHES - len(first)) == sampled_frames(0)
 
 
+def test_a_window_that_shrinks_to_a_batch_waits_for_none_of_its_own() -> None:
+    """Two batches do not fit beside each other: the first is completed before the second has slots."""
+    with closing(opened(Reader(), nbytes=int(0.9 * ALL))) as source:
+        source._pipeline.window = 4
+        source.start_epoch(0)
+        assert drain(source) == sampled_frames(0)
+
+
+def test_a_wait_for_an_owner_names_it_and_goes_on() -> None:
+    away = threading.Event()
+
+    def refuse(rows: Int64Array) -> None:
+        if not away.is_set():
+            raise StorageUnavailable("host 3 does not answer")
+
+    with closing(opened(Reader(refuse))) as source:
+        source.start_epoch(0)
+        with pytest.raises(StorageUnavailable, match=r"^host 3 does not answer; no batch within 0.3 s"):
+            source.receive(0.3)
+        away.set()
+        assert drain(source) == sampled_frames(0)
+
+
 def test_leaving_an_epoch_while_its_rows_are_read() -> None:
     held, go_on = threading.Event(), threading.Event()
 
