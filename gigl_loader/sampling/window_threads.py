@@ -143,6 +143,9 @@ class WindowThreads:
     def close(self) -> None:
         with self.changed:
             self.closed = True
+            # A failure refers to the frames that raised it, and these to this object.
+            for each in (self.waiting, self.fetched, self.ready):
+                each.clear()
             self.changed.notify_all()
         self.cache.close()
 
@@ -169,7 +172,7 @@ class WindowThreads:
             with self.changed:
                 self.cpu_ns["fetch"] = time.thread_time_ns()
                 self.under_way -= len(items)
-                if generation == self.generation:
+                if generation == self.generation and not self.closed:
                     self.fetched.extend(results)
                     self.waiting.extendleft(reversed(left))
                     self.refused = bool(results) and isinstance(results[-1], StorageUnavailable)
@@ -307,7 +310,7 @@ class WindowThreads:
             with self.changed:
                 self.cpu_ns["completion"] = time.thread_time_ns()
                 self.under_way -= 1
-                if generation == self.generation:
+                if generation == self.generation and not self.closed:
                     self.ready.append(result)
                     self.told = not isinstance(result, StorageUnavailable)
                 if not self.told and isinstance(item, Skeleton):
