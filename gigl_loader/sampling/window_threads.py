@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gigl_loader.channel.frame import Failure, Frame
-from gigl_loader.errors import StorageUnavailable
+from gigl_loader.errors import StorageUnavailable, add_note, strip_traceback
 from gigl_loader.retry import Backoff
 
 if TYPE_CHECKING:
@@ -275,7 +276,10 @@ class WindowThreads:
             self.cache.release(ended.planned)
 
     def _error_of(self, generation: int, read: Callable[[], None]) -> Exception | None:
-        """Return what a read raises. An owner that does not answer is tried again until the timeout."""
+        """Return what a read raises, its traceback as a note: frames would keep this object alive.
+
+        An owner that does not answer is tried again until the timeout.
+        """
         began = time.monotonic()
         backoff = Backoff()
         try:
@@ -289,10 +293,10 @@ class WindowThreads:
                     pause = backoff.next_s()
                     late = time.monotonic() + pause - began > self.timeout_s
                     if late or generation != self.generation or self.closed:
-                        return error
+                        return _with_note(error)
                 time.sleep(pause)
         except Exception as error:
-            return error
+            return _with_note(error)
 
     def _failure(self, error: Exception, skeleton: Skeleton) -> Exception:
         """Return the ``SamplingError`` of a batch whose features cannot be had."""
@@ -357,3 +361,9 @@ class _FromCache:
 
     def gather(self, wants: Sequence[GatherRequest]) -> None:
         self.cache.gather(self.slots, wants)
+
+
+def _with_note(error: Exception) -> Exception:
+    """Return an error with its traceback as a note."""
+    add_note(error, "".join(traceback.format_exception(error)))
+    return strip_traceback(error)
