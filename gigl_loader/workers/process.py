@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -82,7 +83,13 @@ class _Multiprocessed:
         lasting = method == "fork" and in_main_thread()  # A fork server lives as long as its children.
         context: Any = multiprocessing.get_context(method)
         self._process = context.Process(target=_enter, args=(link, close, lasting), name=name, daemon=True)
-        self._process.start()
+        collects = gc.isenabled()
+        gc.disable()  # Also in the child of a fork, until ``_enter``.
+        try:
+            self._process.start()
+        finally:
+            if collects:
+                gc.enable()
         self.pid: int = self._process.pid
 
     def wait(self, timeout: float) -> int | None:
@@ -96,6 +103,10 @@ class _Multiprocessed:
 
 
 def _enter(link: socket.socket, close: list[int], lasting: bool) -> None:
+    # Garbage of the trainer stays: its destructors would join threads and take locks that a forked child does
+    # not have, and end it by SIGABRT or hang it.
+    gc.freeze()
+    gc.enable()
     if lasting:
         die_with_starter()
     for fd in close:

@@ -7,6 +7,7 @@ told to make its sampler with ``faulty_sampler``. The package itself knows nothi
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import threading
@@ -40,8 +41,8 @@ class FaultPlan:
     """What goes wrong, where, and how often."""
 
     what: str
-    """``kill``, ``segv``, ``stop`` (the signals), ``exit``, ``raise`` or ``sleep``; ``away``: the owner of a
-    partition does not answer, ``lives`` times in each sampler."""
+    """``kill``, ``segv``, ``stop`` (the signals), ``exit``, ``raise``, ``sleep`` or ``collect`` (garbage);
+    ``away``: the owner of a partition does not answer, ``lives`` times in each sampler."""
     at_batch: int | None = None
     """At this batch. ``None``: at the start, before the worker is up."""
     worker: int | None = None
@@ -70,6 +71,8 @@ class FaultPlan:
                 raise Mishap("as planned")
             case "sleep":
                 time.sleep(self.seconds)
+            case "collect":
+                gc.collect()
 
 
 @dataclass(frozen=True)

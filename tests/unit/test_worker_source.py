@@ -355,6 +355,31 @@ def test_a_child_that_outlives_the_source_does_not_keep_the_workers(monkeypatch:
 # --- start methods and options
 
 
+class _BelongsToItsMaker:
+    """In a cycle that only a garbage collection ends, and deadly where another process collects it."""
+
+    def __init__(self) -> None:
+        self.itself, self.pid = self, os.getpid()
+
+    def __del__(self) -> None:
+        if os.getpid() != self.pid:
+            os.abort()
+
+
+def test_a_forked_worker_collects_no_garbage_of_the_trainer(expected: list[bytes]) -> None:
+    gc.collect()
+    gc.disable()
+    _BelongsToItsMaker()
+    try:
+        source = SourceKind(2, "fork").open(FaultPlan(what="collect", at_batch=3), max_worker_restarts=0)
+        gc.collect()
+    finally:
+        gc.enable()
+    with closing(source):
+        source.start_epoch(0)
+        assert drain(source) == expected
+
+
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_other_start_methods_restart_and_end_alike(method: str, expected: list[bytes]) -> None:
     with closing(SourceKind(2, method).open(FaultPlan(what="kill", at_batch=3))) as source:
