@@ -382,24 +382,18 @@ class DistDataset(GraphQueries):
         # Loaded on demand: it needs Linux, sampling inline does not.
         from gigl_loader.workers.source import WorkerSource
 
-        if self._membership is None:
-            return WorkerSource(
-                self._graph,
-                request.plan,
-                request.schedule,
-                options,
-                shared=request.shared,
-                memory=request.memory,
-                deferred=request.has_deferred_features,
-            )
+        peers: dict[str, Any] = {}
+        if self._membership is not None:
+            peers = {"sampler": _PEERS_SAMPLERS, "timeout_s": _SHARE_OF_PEERS * request.timeout_s}
         return WorkerSource(
             self._graph,
             request.plan,
             request.schedule,
             options,
             shared=request.shared,
-            sampler=_PEERS_SAMPLERS,
-            timeout_s=_SHARE_OF_PEERS * request.timeout_s,
+            memory=request.memory,
+            deferred=request.has_deferred_features,
+            **peers,
         )
 
     def _inline_source(self, request: SourceRequest) -> InlineSource:

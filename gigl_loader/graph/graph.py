@@ -111,7 +111,7 @@ class Graph:
         graph = cls(folder, manifest, documents, tuple(opened), verifier, lists_of=lists_of)
         graph._check_counts()
         if mode == "full":
-            graph.verifier.finish()
+            verifier.finish()
         return graph
 
     @classmethod
@@ -440,8 +440,7 @@ def open_partitions(
 ) -> Graph:
     """Open ``partitions`` of the graph at ``path``, by default all that exist there.
 
-    With topology "all", the other partitions are opened without features. Raises ``ValueError`` for missing
-    partitions and for missing topology, and what ``Graph.open`` raises.
+    Raises ``ValueError`` for missing partitions and for missing topology, and what ``Graph.open`` raises.
     """
     folder = _folder(path)
     manifest = Manifest.read(folder)
@@ -467,9 +466,8 @@ def _check_topology(folder: Folder, manifest: Manifest, parts: Sequence[int]) ->
     if missing:
         shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise ValueError(
-            f"topology all needs the topology of every partition at {folder}, which lacks {shown}: copy it "
-            f"there, as gigl-loader fetch SOURCE {folder} --partition "
-            f"{','.join(map(str, parts))} --topology all does"
+            f"topology all needs the topology of every partition at {folder}, which lacks {shown}: run "
+            f"gigl-loader fetch SOURCE {folder} --partition {','.join(map(str, parts))} --topology all"
         )
 
 

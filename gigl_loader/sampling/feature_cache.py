@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import threading
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -216,27 +216,22 @@ class FeatureCache:
             if found is not None:
                 for memory, out in zip(self._types[want.kind].memory, want.out, strict=True):
                     copy_rows(memory, found, None, out)
-            elif not self._columns[want.kind].cached:
-                self._read(want, want.rows, np.arange(len(want.rows)))
             elif len(want.rows):
-                order = np.argsort(want.rows, kind="stable")
-                self._read(want, want.rows[order], order)
+                self._read(want)
 
     def close(self) -> None:
         """End reads in progress. Closing twice is fine."""
         for each in self._columns.values():
             each.reader.close()
 
-    def _read(self, want: GatherRequest, rows: Int64Array, targets: Int64Array) -> None:
+    def _read(self, want: GatherRequest) -> None:
         """Read the rows of a batch straight into its frame."""
-        self._columns[want.kind].reader.read(rows, targets, want.out)
-        count = RowCounts(wanted=len(rows))
+        columns, count = self._columns[want.kind], len(want.rows)
+        order = np.argsort(want.rows, kind="stable")
+        columns.reader.read(want.rows[order], order, want.out)
+        came = {"read": count, "read_bytes": count * columns.nbytes} if columns.cached else {"memory": count}
         with self._lock:
-            self._counts += (
-                replace(count, read=len(rows), read_bytes=len(rows) * self._columns[want.kind].nbytes)
-                if self._columns[want.kind].cached
-                else replace(count, memory=len(rows))
-            )
+            self._counts += RowCounts(wanted=count, **came)
 
     def _allocate(self, first: Places) -> None:
         """Share the memory among the types by the bytes that the first batch wants of them."""

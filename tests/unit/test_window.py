@@ -7,12 +7,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.arrays import Bytes, Int64Array
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
+from gigl_loader.graph.folder import DiskFolder
+from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
 from gigl_loader.sampling.feature_cache import FeatureCache, cached_columns
 from gigl_loader.sampling.frame_writer import Completion
 from gigl_loader.sampling.rows import MappedRows
@@ -233,6 +239,40 @@ def test_a_window_is_read_in_one_call_once_batches_wait_for_it() -> None:
         source.start_epoch(0)
         assert drain(source) == sampled_frames(0)
     assert len(reader.read_rows) <= 4
+
+
+def test_types_on_the_disk_beside_a_small_one_that_stays_mapped(tmp_path: Path) -> None:
+    """Three partitions: rows of a batch come in no order."""
+    random = np.random.default_rng(5)
+    counts = {"user": 60, "item": 2_000}
+    nodes = {
+        kind: NodeTable(
+            ArrayTable(
+                kind,
+                {"id": np.arange(count), "x": random.random((count, 2 if kind == "user" else 64))},
+            )
+        )
+        for kind, count in counts.items()
+    }
+    ends = {"src": random.integers(0, 60, 5_000), "dst": random.integers(0, 2_000, 5_000)}
+    turned = {"src": ends["dst"], "dst": ends["src"]}
+    edges = {
+        ("user", "likes", "item"): ArrayTable("likes", ends),
+        ("item", "liked_by", "user"): ArrayTable("liked_by", turned),
+    }
+    build_graph(GraphTables(edges=edges, nodes=nodes), DiskFolder(tmp_path / "graph"), num_partitions=3)
+    dataset = DistDataset.open(tmp_path / "graph")
+    common: dict[str, Any] = {"batch_size": 100, "num_workers": 0, "seed": 1, "shuffle": True}
+    with (
+        DistNeighborLoader(dataset, [5, 5], "item", **common) as plain,
+        DistNeighborLoader(dataset, [5, 5], "item", feature_memory="600KB", **common) as cached,
+    ):
+        for one, other in zip(plain, cached, strict=True):
+            for kind in counts:
+                assert torch.equal(one[kind].x, other[kind].x)
+        rows = cached.stats()["rows"]
+        assert rows["memory"] > 0 < rows["cache"]
+        assert rows["wanted"] == rows["memory"] + rows["cache"] + rows["disk"]
 
 
 def _positions(frame: bytes) -> Int64Array:
