@@ -279,10 +279,10 @@ import collections, threading, time
 from pathlib import Path
 from gigl_loader.graph.manifest import Document
 verify, times = Document.verify, collections.Counter()
-def slow(document, report):
+def slow(document, report, data=None):
     times[document.name] += 1
     if {part!r} not in document.name or times[document.name] <= {after}:
-        return verify(document, report)
+        return verify(document, report, data)
     Path({sign!r}).touch()
     while not threading.Event().wait({step_s}):
         report(1 << 20)
