@@ -148,7 +148,9 @@ class RawSample:
         return bool(ready.poll(0))
 
     def cancel(self) -> None:
-        """End the call."""
+        """End the call, also where a thread waits for its reply: it holds a closed socket open."""
+        with suppress(OSError):  # The other end was faster.
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def result(self, timeout_s: float = _CALL_S) -> SampleReply:
