@@ -164,6 +164,7 @@ def tables(loads: Loads, before: Loads | None, *, width: int) -> Iterator[Table 
         if each.notice:
             yield f"[red]{rank} {each.address}: {_escaped(each.notice)}"
     yield from _holders(loads)
+    yield from _topology(loads)
     yield from _rows(loads, earlier, seconds)
     if any(each.load.get("channels") for each in loads.servers):
         yield _channels(loads)
@@ -182,6 +183,18 @@ def _holders(loads: Loads) -> Iterator[str]:
             several = "partitions" if len(parts) > 1 else "partition"
             verb = "have" if len(parts) > 1 else "has"
             yield f"[{color}]{several} {', '.join(map(str, parts))} {verb} {count} that answers"
+
+
+def _topology(loads: Loads) -> Iterator[str]:
+    """Yield a line for servers that have the topology of more partitions than they serve."""
+    counts = [each.load.get("topology_partitions", 0) for each in loads.servers]
+    told = [
+        f"server {rank} of {count}"
+        for rank, (each, count) in enumerate(zip(loads.servers, counts, strict=True))
+        if count > len(each.partitions)
+    ]
+    if told:
+        yield f"topology of other partitions, too: {', '.join(told)}"
 
 
 def _rows(loads: Loads, earlier: dict[str, ServerLoad], seconds: float) -> Iterator[str]:

@@ -120,9 +120,9 @@ def test_no_neighbours_cross_where_all_servers_have_all_topology(
             DistNeighborLoader(dataset, FANOUT, kind.input_nodes, **EPOCH) as loader,
         ):
             check_same(list(loader), expected)
-            methods = {
-                call["method"] for server in dataset.server_stats().values() for call in server["calls"]
-            }
+            stats = dataset.server_stats().values()
+            methods = {call["method"] for server in stats for call in server["calls"]}
+            assert [server["topology_partitions"] for server in stats] == [4, 4]
         assert all(server.endpoint.partitions != (0, 1, 2, 3) for server in servers)
     assert "rows" in methods
     assert "neighbors" not in methods

@@ -89,6 +89,12 @@ def test_rows_from_their_owners_are_told() -> None:
     assert not any("owners" in each for each in shown(server(load_of(calls=[call(9, "list")]))))
 
 
+def test_topology_of_other_partitions_is_told() -> None:
+    every, own, old = (server(load_of(topology_partitions=count)) for count in (4, 1, 0))
+    assert "topology of other partitions, too: server 0 of 4, server 3 of 4" in shown(every, own, old, every)
+    assert not any("topology" in line for line in shown(own, old, server({}, "nothing listens there")))
+
+
 def test_partitions_without_a_second_copy_are_told_where_others_have_one() -> None:
     load = load_of()
     holders = [replace(server(load), partitions=parts) for parts in ((0, 1), (1, 2), (0, 2))]

@@ -86,6 +86,7 @@ def test_metrics_need_a_token_and_health_needs_none(*, tls: bool) -> None:
             status, text = get(port, "/metrics", token, tls=tls)
             assert status == 200
             assert "gigl_workers 1.0" in text
+            assert "gigl_topology_partitions 1.0" in text
         for wrong in ((), ("wrong-0123456789abcdef",), (OLD, NEW), (OLD[:-1],)):
             status, text = get(port, "/metrics", *wrong, tls=tls)
             assert status == 401

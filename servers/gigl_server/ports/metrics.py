@@ -83,6 +83,11 @@ class LoadCollector:
 
 
 def _of_server(load: ServiceLoad) -> Iterator[_Family]:
+    yield _gauge(
+        "topology_partitions",
+        "Partitions whose topology is mapped, its own among them",
+        load.topology_partitions,
+    )
     yield _gauge("workers", "Batches that are sampled at once, at most", load.workers)
     yield _gauge("busy_workers", "Batches that are being sampled", load.busy)
     yield _gauge("jobs", "Training jobs that hold something", load.jobs)

@@ -138,6 +138,7 @@ def server_load(
         ready_bytes=load.ready_bytes,
         batches=load.batches,
         bytes=load.nbytes,
+        topology_partitions=load.topology_partitions,
         channels=[_channel_load(each, named=show_names or each.job == job) for each in load.channels],
         peers=[
             messages.PeerLoad(

@@ -80,6 +80,8 @@ class ServiceLoad:
     sampling_s: float
     waiting_s: float
     channels: tuple[ChannelLoad, ...]
+    topology_partitions: int
+    """Partitions whose topology is mapped, its own among them."""
 
 
 class SamplingService:
@@ -337,6 +339,7 @@ class SamplingService:
             sampling_s=totals.sampling_s,
             waiting_s=totals.waiting_s,
             channels=channels,
+            topology_partitions=len(self._graph.topology_parts),
         )
 
     def held_bytes(self) -> dict[str, int]:
