@@ -17,6 +17,7 @@ from gigl_loader.hosts.rendezvous import WHOLE, Rendezvous, excuse
 from gigl_loader.logs import log_from_environment
 from gigl_loader.options import byte_count
 from gigl_loader.queries import GraphQueries
+from gigl_loader.sampling.feature_cache import unfilled_bytes
 from gigl_loader.sampling.feature_memory import decide_here
 from gigl_loader.sampling.local_store import edges_of
 from gigl_loader.sampling.source import InlineSource
@@ -318,7 +319,7 @@ class DistDataset(GraphQueries):
         request.plan.sampler.check_here()
         has_workers = request.num_workers > 0 and request.schedule.num_batches > 0
         if self._membership is None:
-            request = replace(request, memory=decide_here(self._graph, request))
+            request = replace(request, memory=decide_here(self._graph, request, taken=unfilled_bytes()))
         elif request.features.memory_bytes is not None:
             logger.warning(
                 "%s: feature_memory has no effect where other hosts hold partitions: cache_size of the "

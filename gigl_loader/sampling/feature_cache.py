@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import threading
+import weakref
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
@@ -133,6 +134,9 @@ class FeatureCache:
         self._types: dict[Kind, _TypeCache] = {}
         self._lock = threading.Lock()
         self._counts = RowCounts()
+        self._closed = False
+        with _ADDING:
+            _CACHES.add(self)
 
     @property
     def counts(self) -> RowCounts:
@@ -148,6 +152,17 @@ class FeatureCache:
     def nbytes(self) -> int:
         """Bytes of memory that the cache may take at most, once it is allocated."""
         return sum(each.nbytes for each in self._types.values())
+
+    @property
+    def unfilled_bytes(self) -> int:
+        """Bytes of memory that the cache may still take: none once it is closed."""
+        types = self._types
+        if self._closed or not types:
+            return 0 if self._closed else self._nbytes
+        return sum(
+            (each.num_slots - each.index.num_used) * _cost(self._columns[kind])
+            for kind, each in types.items()
+        )
 
     def leave(self, nbytes: int) -> None:
         """Take less memory, before the first window is planned."""
@@ -221,6 +236,7 @@ class FeatureCache:
 
     def close(self) -> None:
         """End reads in progress. Closing twice is fine."""
+        self._closed = True  # A collection may call this anywhere: it takes no lock.
         for each in self._columns.values():
             each.reader.close()
 
@@ -237,13 +253,25 @@ class FeatureCache:
         """Share the memory among the types by the bytes that the first batch wants of them."""
         costs = {kind: _cost(each) for kind, each in self._columns.items() if each.cached}
         wanted = {kind: max(len(first.get(kind, _NONE)), 1) * costs[kind] for kind in costs}
-        left = self._nbytes
+        left, types = self._nbytes, {}
         for kind in sorted(costs, key=lambda kind: costs[kind] * self._columns[kind].num_rows / wanted[kind]):
             share = left * wanted[kind] // sum(wanted.values())
             slots = min(share // costs[kind], self._columns[kind].num_rows)
-            self._types[kind] = _TypeCache(self._columns[kind], max(slots, 1))
+            types[kind] = _TypeCache(self._columns[kind], max(slots, 1))
             left -= slots * costs[kind]
             del wanted[kind]
+        self._types = types  # All at once: other threads read it.
+
+
+_CACHES: weakref.WeakSet[FeatureCache] = weakref.WeakSet()
+_ADDING = threading.Lock()
+"""Another thread must not add a cache while the set is read."""
+
+
+def unfilled_bytes() -> int:
+    """Return the bytes by which the open caches of this process may grow: free memory still counts them."""
+    with _ADDING:
+        return sum(each.unfilled_bytes for each in _CACHES)
 
 
 _INDEX_BYTES = 22

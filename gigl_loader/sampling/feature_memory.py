@@ -155,7 +155,8 @@ def decide(
     else:
         left = free.nbytes - taken - num_workers * ranks * _WORKER_BYTES
         budget = int((left - structure_bytes) * (1 - _BESIDE_MAPS))
-        origin = f"what graph and batches leave of {size_text(free.nbytes)}, {free.source}"
+        others = ", batches and caches of other loaders" if taken else " and batches"
+        origin = f"what graph{others} leave of {size_text(free.nbytes)}, {free.source}"
         if total > budget:
             if left < least < total:
                 cache = f"{size_text(total)} of features, and no room for a cache of {size_text(least)}"
@@ -208,7 +209,8 @@ def _decided(
 def decide_here(graph: Graph, request: SourceRequest, *, taken: int = 0) -> FeatureMemory:
     """Return where the features of a request's batches are read from, on this machine as it is now.
 
-    It is logged, once for each loader.
+    ``taken`` is what caches of other loaders of this process may grow by; those of its other ranks are taken
+    to grow as much. The decision is logged, once for each loader.
     """
     found = decide(
         sizes_in(request.plan.frame(graph.schema), graph.schema),
@@ -218,7 +220,7 @@ def decide_here(graph: Graph, request: SourceRequest, *, taken: int = 0) -> Feat
         structure_bytes=graph.structure_bytes,
         ranks=request.topology.local_world_size,
         num_workers=request.num_workers,
-        taken=taken,
+        taken=taken * request.topology.local_world_size,
     )
     logger.info("%s: %s", request.name, "; ".join([str(found), *found.reasons]))
     return found

@@ -15,6 +15,7 @@ from gigl_loader.graph.graph import Graph
 from gigl_loader.options import FeatureOptions
 from gigl_loader.partition import build_graph, tables_from_pyg
 from gigl_loader.resources import FreeMemory
+from gigl_loader.sampling import feature_memory
 from gigl_loader.sampling.feature_memory import (
     ColumnSize,
     FeatureMemory,
@@ -23,7 +24,7 @@ from gigl_loader.sampling.feature_memory import (
     place_of,
     sizes_of,
 )
-from tests.support.pyg_graphs import graph_of, heterogeneous
+from tests.support.pyg_graphs import graph_of, heterogeneous, homogeneous
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -125,6 +126,42 @@ def test_what_is_decided_is_told_in_one_clause() -> None:
     assert [each.pop("reader") for each in plain["types"]] == ["disk", "memory", "memory"]
     reason = "2.0 GB of features do not fit in 1.0 GB: feature_memory"
     assert plain["types"][0] == {"type": ["paper", "has", "tag"], "bytes": 2 * GB, "reason": reason}
+
+
+def test_a_later_loader_counts_what_earlier_ones_may_still_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = homogeneous(4000, 8000)
+    data.x = data.x.repeat(1, 100)  # 9.6 MB
+    build_graph(tables_from_pyg(data), tmp_path / "graph")
+    free = 8 * MB
+    monkeypatch.setattr(feature_memory, "_LEAST_CACHE", 100_000)
+    monkeypatch.setattr(feature_memory, "free_memory", lambda: FreeMemory(free, "memory.max of /a"))
+    dataset = DistDataset.open(tmp_path / "graph")
+
+    def opened(**options: Any) -> DistNeighborLoader:
+        return DistNeighborLoader(dataset, [2], batch_size=1000, num_workers=0, **options)
+
+    def cache_of(loader: DistNeighborLoader) -> int:
+        found: int = loader.stats()["feature_memory"]["cache_bytes"]
+        return found
+
+    with opened() as alone:
+        most = cache_of(alone)
+        with opened() as second:
+            reason = second.stats()["feature_memory"]["types"][0]["reason"]
+            assert "what graph, batches and caches of other loaders leave of 8.0 MB" in reason
+            early = cache_of(second)
+            cached = 7 / 8 * most  # An eighth is for skeletons.
+            assert early == pytest.approx(most - 3 / 4 * cached, rel=0.01)
+        list(alone)
+        with opened() as second:
+            assert early < cache_of(second) < most  # What is filled is no longer free.
+        with opened(feature_memory="1MB") as given, opened() as third:
+            assert cache_of(given) == 1 << 20
+            assert cache_of(third) < cache_of(second)
+    with opened() as again:
+        assert cache_of(again) == most
 
 
 def test_a_request_is_decided_for_the_columns_that_its_batches_carry(tmp_path: Path) -> None:

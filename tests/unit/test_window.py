@@ -19,7 +19,7 @@ from gigl_loader.arrays import Bytes, Int64Array
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
 from gigl_loader.graph.folder import DiskFolder
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
-from gigl_loader.sampling.feature_cache import FeatureCache, cached_columns
+from gigl_loader.sampling.feature_cache import FeatureCache, cached_columns, unfilled_bytes
 from gigl_loader.sampling.frame_writer import Completion
 from gigl_loader.sampling.rows import MappedRows
 from gigl_loader.sampling.source import InlineSource
@@ -94,6 +94,21 @@ def test_a_row_is_read_once_while_the_cache_has_room() -> None:
         counts = source.stats()["rows"]
         assert counts["disk"] == len(rows)
         assert counts["cache"] == counts["wanted"] - len(rows) > len(rows)
+
+
+def test_a_cache_promises_to_take_no_more_than_it_has_left() -> None:
+    before = unfilled_bytes()
+    with closing(opened(Reader())) as source:
+        assert unfilled_bytes() == before + ALL
+        source.start_epoch(0)
+        left = [unfilled_bytes() - before for _ in range(NUM_BATCHES) if source.receive(20)]
+        assert sorted(left, reverse=True) == left
+        assert left[-1] == ALL - source.stats()["rows"]["disk"] * ROW
+    assert unfilled_bytes() == before
+    left_open = opened(Reader())
+    assert unfilled_bytes() == before + ALL
+    del left_open
+    assert unfilled_bytes() == before
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.9])
