@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import sys
@@ -22,7 +21,7 @@ from gigl_loader.sampling.feature_memory import decide_here
 from gigl_loader.sampling.local_store import edges_of
 from gigl_loader.sampling.source import InlineSource
 from gigl_loader.sampling.store import EdgeList
-from gigl_loader.sampling.window import disk_windows
+from gigl_loader.sampling.window import disk_windows, host_windows
 from gigl_loader.topology import Topology, announce_host
 from gigl_loader.workers.process import start_source
 
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.source import BatchSource, SourceRequest
     from gigl_loader.sharding import Share
 
-
-logger = logging.getLogger(__name__)
 _PEERS_SAMPLERS = "gigl_loader.hosts.peers:open_samplers"
 _INSTEAD = {
     "prefetch_size": "beside the trainer, num_workers * worker_concurrency batches are in flight",
@@ -318,18 +315,16 @@ class DistDataset(GraphQueries):
         self._check_open()
         request.plan.sampler.check_here()
         has_workers = request.num_workers > 0 and request.schedule.num_batches > 0
-        if self._membership is None:
+        if self._membership is None or request.features.memory_bytes is not None:
             request = replace(request, memory=decide_here(self._graph, request, taken=unfilled_bytes()))
-        elif request.features.memory_bytes is not None:
-            logger.warning(
-                "%s: feature_memory has no effect where other hosts hold partitions: cache_size of the "
-                "dataset keeps rows of them",
-                request.name,
-            )
 
         def open_source() -> BatchSource:
             source = self._worker_source(request) if has_workers else self._inline_source(request)
-            return disk_windows(source, self._graph, request) if request.has_deferred_features else source
+            if not request.has_deferred_features:
+                return source
+            if self._membership is None:
+                return disk_windows(source, self._graph, request)
+            return host_windows(source, self._graph, request, self._store_of_loader(request))
 
         return start_source(
             open_source,
@@ -407,16 +402,25 @@ class DistDataset(GraphQueries):
             return InlineSource(
                 sampler, request.schedule, channel_bytes=channel_bytes, check=check, memory=request.memory
             )
-        timeout_s = _SHARE_OF_PEERS * request.timeout_s
-        store = self._membership.peers.open_store(self._graph, timeout_s=timeout_s)
-        self._stores.add(store)
+        store = self._store_of_loader(request)
         return InlineSource(
-            request.plan.open(self._graph, store, shared=request.shared),
+            request.plan.open(
+                self._graph, store, shared=request.shared, deferred=request.has_deferred_features
+            ),
             request.schedule,
             channel_bytes=channel_bytes,
             store=store,
             check=self._graph.verifier.check,
+            memory=request.memory,
         )
+
+    def _store_of_loader(self, request: SourceRequest) -> PartitionedStore:
+        """Return a store for this process, where other hosts hold partitions. Its source closes it."""
+        assert self._membership is not None
+        timeout_s = _SHARE_OF_PEERS * request.timeout_s
+        store = self._membership.peers.open_store(self._graph, timeout_s=timeout_s)
+        self._stores.add(store)
+        return store
 
     def __reduce__(self) -> tuple[Callable[..., DistDataset], tuple[Any, ...]]:
         if self._membership is not None:

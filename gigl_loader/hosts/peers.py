@@ -189,4 +189,7 @@ def open_samplers(config: WorkerConfig) -> Sequence[BatchSampler]:
     store = peers.open_store(graph, timeout_s=config.timeout_s, concurrency=config.concurrency)
     costs = CostCounter(store.wire)
     plan, shared = read_plan(config.plan, graph.schema), config.take_shared()
-    return [plan.open(graph, store, costs=costs, shared=shared) for _ in range(config.concurrency)]
+    return [
+        plan.open(graph, store, costs=costs, deferred=config.deferred, shared=shared)
+        for _ in range(config.concurrency)
+    ]

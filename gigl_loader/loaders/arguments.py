@@ -63,7 +63,8 @@ class LoaderOptions(TypedDict, total=False):
     """Address space for batches in flight, in bytes or as ``"4GB"`` (default). Memory is used on demand."""
     feature_memory: int | str
     """Memory of this host that features may take, in bytes or as ``"4GB"``. ``"auto"`` (default): what is
-    free, less what batches need. Features that do not fit are read when they are wanted, through a cache."""
+    free, less what batches need. Features that do not fit are read when they are wanted, through a cache.
+    Rows of other hosts and of storage servers are kept so only where a size is given."""
     feature_memory_device: int | str | None
     """Memory of the device for the rows that are wanted most. Not there yet: a size is a ``ValueError``."""
     window: int | str

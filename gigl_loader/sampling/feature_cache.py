@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from gigl_loader.arrays import Bytes, Int64Array
+from gigl_loader.arrays import BoolArray, Bytes, Int64Array
 from gigl_loader.native import CacheIndex, copy_rows
 from gigl_loader.options import EdgeType, NodeType
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import CachePolicy
     from gigl_loader.sampling.plan import ColumnPlan
-    from gigl_loader.sampling.rows import RowReader
+    from gigl_loader.sampling.rows import MappedRows, RowReader
     from gigl_loader.sampling.store import GatherRequest
 
 Kind: TypeAlias = NodeType | EdgeType
@@ -46,6 +46,8 @@ class CachedColumns:
     """Of each column."""
     num_rows: int
     """Rows of the type in the graph: more are never cached."""
+    here: MappedRows | None = None
+    """Reads the rows that lie in memory already. These rows take no slot."""
     cached: bool = True
     """False: the reader reads memory, and is asked for every batch."""
     counted: bool = False
@@ -65,10 +67,13 @@ def cached_columns(
     readers: Mapping[Kind, RowReader],
     *,
     mapped: Collection[Kind] = (),
+    here: Mapping[Kind, MappedRows] | None = None,
     policy: CachePolicy = "census",
     degrees: Mapping[Kind, Bytes] | None = None,
 ) -> dict[Kind, CachedColumns]:
-    """Return the columns that batches of a plan carry. Those of ``mapped`` types are in memory already.
+    """Return the columns that batches of a plan carry.
+
+    Rows of ``mapped`` types are in memory already; of the other types, rows that ``here`` reads.
 
     ``degrees`` says how often rows are likely to be wanted, for the policy ``"degree"``.
     """
@@ -81,6 +86,7 @@ def cached_columns(
                 reader=readers[kind],
                 row_bytes=tuple(of_type.columns[name].row_bytes for name in names),
                 num_rows=of_type.count,
+                here=(here or {}).get(kind),
                 cached=kind not in mapped,
                 counted=policy == "census" and isinstance(kind, str),
                 counts=(degrees or {}).get(kind) if policy == "degree" else None,
@@ -168,6 +174,10 @@ class FeatureCache:
         """Take less memory, before the first window is planned."""
         self._nbytes = max(self._nbytes - nbytes, 0)
 
+    def to_cache(self, places: Places) -> Places:
+        """Return the places of a batch whose rows do not lie in memory already, for the other methods."""
+        return {kind: self._split(kind, rows)[0] for kind, rows in places.items()}
+
     def plan(self, batches: Sequence[Places], ahead: Sequence[Places]) -> Window | None:
         """Give slots to all rows of a window. ``None``, with nothing changed, where they do not fit now.
 
@@ -205,8 +215,7 @@ class FeatureCache:
         for kind, (rows, slots) in window.missing.items():
             if len(rows):
                 self._columns[kind].reader.read(rows, slots, self._types[kind].memory)
-        with self._lock:
-            self._counts += window.counts
+        self._count(window.counts)
 
     def release(self, window: Window) -> None:
         """Let rows of a window go where they are in the way."""
@@ -227,12 +236,20 @@ class FeatureCache:
     def gather(self, slots: Mapping[Kind, Int64Array], wants: Sequence[GatherRequest]) -> None:
         """Write what is wanted for a batch: from the cache where it has slots, else from the readers."""
         for want in wants:
+            columns = self._columns[want.kind]
+            rows, where, held = self._split(want.kind, want.rows)
+            if columns.here is not None and held is not None:
+                _read(columns.here, want.rows[held], np.flatnonzero(held), want.out)
+                self._count(RowCounts(wanted=int(held.sum()), memory=int(held.sum())))
             found = slots.get(want.kind)
             if found is not None:
                 for memory, out in zip(self._types[want.kind].memory, want.out, strict=True):
-                    copy_rows(memory, found, None, out)
-            elif len(want.rows):
-                self._read(want)
+                    copy_rows(memory, found, where, out)
+            elif len(rows):
+                count = len(rows)
+                _read(columns.reader, rows, where, want.out)
+                came = {"read": count, "read_bytes": count * columns.nbytes}
+                self._count(RowCounts(wanted=count, **(came if columns.cached else {"memory": count})))
 
     def close(self) -> None:
         """End reads in progress. Closing twice is fine."""
@@ -240,14 +257,20 @@ class FeatureCache:
         for each in self._columns.values():
             each.reader.close()
 
-    def _read(self, want: GatherRequest) -> None:
-        """Read the rows of a batch straight into its frame."""
-        columns, count = self._columns[want.kind], len(want.rows)
-        order = np.argsort(want.rows, kind="stable")
-        columns.reader.read(want.rows[order], order, want.out)
-        came = {"read": count, "read_bytes": count * columns.nbytes} if columns.cached else {"memory": count}
+    def _split(self, kind: Kind, rows: Int64Array) -> tuple[Int64Array, Int64Array | None, BoolArray | None]:
+        """Return the rows that are read through the cache, their indices, and which rows are not.
+
+        ``None`` where all of them are.
+        """
+        here = self._columns[kind].here
+        if here is None:
+            return rows, None, None
+        held = here.holds(rows)
+        return rows[~held], np.flatnonzero(~held), held
+
+    def _count(self, counts: RowCounts) -> None:
         with self._lock:
-            self._counts += RowCounts(wanted=count, **came)
+            self._counts += counts
 
     def _allocate(self, first: Places) -> None:
         """Share the memory among the types by the bytes that the first batch wants of them."""
@@ -272,6 +295,12 @@ def unfilled_bytes() -> int:
     """Return the bytes by which the open caches of this process may grow: free memory still counts them."""
     with _ADDING:
         return sum(each.unfilled_bytes for each in _CACHES)
+
+
+def _read(reader: RowReader, rows: Int64Array, where: Int64Array | None, out: Sequence[Bytes]) -> None:
+    """Read rows of a batch, in any order, straight into its frame: row i to ``where[i]``, or to i."""
+    order = np.argsort(rows, kind="stable")
+    reader.read(rows[order], order if where is None else where[order], out)
 
 
 _INDEX_BYTES = 22

@@ -22,10 +22,11 @@ from gigl_loader.sampling.partitioned import OwnerRows
 from gigl_loader.sampling.row_cache import reference_counts
 from gigl_loader.sampling.rows import DiskRows, MappedRows
 from gigl_loader.sampling.source import check_epoch
+from gigl_loader.sampling.store import WireCounts
 from gigl_loader.sampling.window_threads import FRAMES_AHEAD, Skeleton, WindowThreads
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from gigl_loader.arrays import Bytes
     from gigl_loader.graph.graph import Graph
@@ -60,6 +61,7 @@ class WindowedSource:
         batch_bytes: int | None = None,
         timeout_s: float = 300.0,
         origin: str = "disk",
+        wire: Callable[[], WireCounts] = WireCounts,
     ) -> None:
         """``inner`` delivers frames with deferred features, and is closed with this source.
 
@@ -67,10 +69,12 @@ class WindowedSource:
         address space are reserved for whole frames. Skeletons take ``skeleton_bytes`` at most.
         Where whole frames need more than ``batch_bytes``, there are fewer of them, and the cache is smaller.
         ``origin`` is where the readers of the cache read: ``"disk"`` or ``"wire"``.
+        ``wire`` returns their traffic, where that of ``inner`` does not contain it.
         """
         self._inner = inner
         self._pid = os.getpid()
         self._origin = origin
+        self._wire = wire
         self._to_take = 0
         self._to_give = 0
         self._stalled = False
@@ -133,13 +137,17 @@ class WindowedSource:
     def stats(self) -> dict[str, Any]:
         pipeline = self._pipeline
         inner = self._inner.stats()
-        cpu_s = sum(pipeline.cpu_ns.values()) / 1e9
+        wire = self._wire()
+        cpu_s = (sum(pipeline.cpu_ns.values()) + wire.placing_ns) / 1e9
         return {
             **inner,
             "batches": self._batches,
             "bytes": self._bytes,
             "seconds_waiting": self._seconds_waiting,
             "cpu_gathering": inner["cpu_gathering"] + cpu_s,
+            "wire_bytes_in": inner["wire_bytes_in"] + wire.bytes_in,
+            "wire_bytes_out": inner["wire_bytes_out"] + wire.bytes_out,
+            "peer_calls": inner["peer_calls"] + wire.calls,
             "oversize": inner["oversize"] + pipeline.fresh,
             "rows": self._rows(pipeline.cache.counts),
         }
@@ -194,6 +202,8 @@ class WindowedSource:
                         return pipeline.take_ready()
                 raise
             taken += 1
+            if self._stalled:  # As late as the deadline, maybe: the threads pass on what failed.
+                deadline = max(deadline, time.monotonic() + _READY_S)
 
     def _wants_more(self) -> bool:
         """Whether to take another skeleton: two windows and the look-ahead are not there yet."""
@@ -222,7 +232,7 @@ class WindowedSource:
             if not self._skeleton_size and self._batch_bytes is not None:
                 self._make_room(pipeline.completion.layout(skeleton).nbytes, self._batch_bytes)
             self._skeleton_size = max(self._skeleton_size, skeleton.nbytes)
-            item = Skeleton(skeleton, pipeline.completion.places(skeleton))
+            item = Skeleton(skeleton, pipeline.cache.to_cache(pipeline.completion.places(skeleton)))
         with pipeline.changed:
             pipeline.waiting.append(item)
             pipeline.changed.notify_all()
@@ -254,11 +264,29 @@ def disk_windows(inner: BatchSource, graph: Graph, request: SourceRequest) -> Wi
         kind: (DiskRows if kind in memory.cached else MappedRows)(graph, kind, names)
         for kind, names in _columns(request)
     }
-    degrees: dict[Kind, Bytes] = {}
-    if request.features.cache_policy == "degree":
-        nodes = [kind for kind in memory.cached if isinstance(kind, str)]
-        degrees = {kind: reference_counts(graph, kind) for kind in nodes}
+    degrees = _degrees(graph, request)
     return _windows(inner, graph.schema, request, readers, origin="disk", degrees=degrees)
+
+
+def host_windows(
+    inner: BatchSource, graph: Graph, request: SourceRequest, store: PartitionedStore
+) -> WindowedSource:
+    """Return a source whose features are read from the maps of ``graph`` and, elsewhere, from other hosts.
+
+    ``inner`` delivers frames with deferred features. ``store`` is used by this source only, and closed with
+    it. Rows in the maps take no memory of the cache.
+    """
+    columns = _columns(request)
+    return _windows(
+        inner,
+        graph.schema,
+        request,
+        {kind: OwnerRows(store, kind, names) for kind, names in columns},
+        here={kind: MappedRows(graph, kind, names) for kind, names in columns},
+        origin="wire",
+        degrees=_degrees(graph, request),
+        wire=store.wire,
+    )
 
 
 def owner_windows(
@@ -271,6 +299,14 @@ def owner_windows(
     """
     readers = {kind: OwnerRows(store, kind, names) for kind, names in _columns(request)}
     return _windows(inner, schema, request, readers, origin="wire")
+
+
+def _degrees(graph: Graph, request: SourceRequest) -> dict[Kind, Bytes]:
+    """Return how often the edges of this host refer to nodes of the cached types, where the policy asks."""
+    assert request.memory is not None
+    if request.features.cache_policy != "degree":
+        return {}
+    return {kind: reference_counts(graph, kind) for kind in request.memory.cached if isinstance(kind, str)}
 
 
 def _columns(request: SourceRequest) -> list[tuple[Kind, Sequence[str]]]:
@@ -287,7 +323,9 @@ def _windows(
     readers: Mapping[Kind, RowReader],
     *,
     origin: str,
+    here: Mapping[Kind, MappedRows] | None = None,
     degrees: Mapping[Kind, Bytes] | None = None,
+    wire: Callable[[], WireCounts] = WireCounts,
 ) -> WindowedSource:
     plan, memory = request.plan, request.memory
     assert memory is not None
@@ -298,6 +336,7 @@ def _windows(
         plan.columns,
         readers,
         mapped=readers.keys() - memory.cached,
+        here=here,
         policy=request.features.cache_policy,
         degrees=degrees,
     )
@@ -311,6 +350,7 @@ def _windows(
         batch_bytes=memory.batch_bytes,
         timeout_s=2 * request.timeout_s,  # The trainer's own wait ends before, and says why.
         origin=origin,
+        wire=wire,
     )
 
 

@@ -46,13 +46,15 @@ class Case:
     graph: str = "homogeneous"
     replace: bool = False
     cache_size: int | str = 0
+    feature_memory: str = "auto"
     kind: Literal["nodes", "links", "labor", "walks"] = "nodes"
 
     def __str__(self) -> str:
         return (
             f"{self.graph}-{self.parts}parts-{self.hosts}hosts-{self.ranks_per_host}ranks-"
             f"{self.workers}workers-{self.assigner}-{self.edge_dir}{'-replace' if self.replace else ''}"
-            f"{f'-cache{self.cache_size}' if self.cache_size else ''}-{self.kind}"
+            f"{f'-cache{self.cache_size}' if self.cache_size else ''}"
+            f"{'' if self.feature_memory == 'auto' else f'-memory{self.feature_memory}'}-{self.kind}"
         )
 
     def partitions_of(self, host: int) -> list[int]:
@@ -67,6 +69,8 @@ FAST = [
     Case(parts=4, hosts=2, graph="heterogeneous", assigner="hash", cache_size=500, kind="links"),
     Case(parts=2, hosts=2, graph="heterogeneous", assigner="ldg", kind="labor"),
     Case(parts=4, hosts=2, edge_dir="out", assigner="hash", kind="walks"),
+    Case(parts=4, hosts=2, graph="heterogeneous", assigner="hash", feature_memory="4KB"),
+    Case(parts=2, hosts=2, graph="heterogeneous", workers=1, feature_memory="1GB", kind="links"),
 ]
 SLOW = [
     Case(parts=1, hosts=1, ranks_per_host=2, workers=2),
@@ -79,6 +83,18 @@ SLOW = [
     Case(parts=4, hosts=4, workers=2, edge_dir="out"),
     Case(parts=4, hosts=3, ranks_per_host=1, workers=1),
     Case(parts=4, hosts=2, ranks_per_host=2, workers=1, edge_dir="out", kind="links"),
+    Case(
+        parts=4,
+        hosts=4,
+        ranks_per_host=2,
+        workers=2,
+        graph="heterogeneous",
+        cache_size=300,
+        feature_memory="9KB",
+    ),
+    Case(parts=4, hosts=3, feature_memory="3KB", edge_dir="out", assigner="hash", kind="links"),
+    Case(parts=4, hosts=3, workers=1, feature_memory="20KB", kind="labor"),
+    Case(parts=4, hosts=2, workers=1, feature_memory="1GB", assigner="hash", kind="walks"),
 ]
 
 
@@ -106,6 +122,7 @@ def test_batches_are_those_of_one_partition_sampled_inline(case: Case, tmp_path:
                 batch_size=100 if case.kind == "links" else 16,
                 shuffle=True,
                 num_workers=case.workers,
+                feature_memory=case.feature_memory,
                 name="train",
                 timeout=60,
                 **options,

@@ -85,13 +85,13 @@ def check_batches(ended: Sequence[Ended], expected: Sequence[int]) -> None:
 # What mends in time is not noticed
 
 
+@pytest.mark.parametrize("memory", ["auto", pytest.param("3KB", marks=pytest.mark.slow)])
 def test_a_service_and_a_worker_that_die_go_unnoticed(
-    start: Start, expected: list[int], tmp_path: Path
+    start: Start, expected: list[int], tmp_path: Path, memory: str
 ) -> None:
     gates = {"gates": ["batch 1", "batch 4"]}
-    with start(
-        special={0: gates}, loader={"timeout": 20, "worker_concurrency": 4}, collective_seconds=20
-    ) as ranks:
+    loader = {"timeout": 20, "worker_concurrency": 4, "feature_memory": memory}
+    with start(special={0: gates}, loader=loader, dataset={"cache_size": 0}, collective_seconds=20) as ranks:
         ranks.wait_for(0, "batch 1", seconds=DEADLINE)
         first = service_of(ranks, 1)
         first.kill()
@@ -182,12 +182,16 @@ def test_a_link_that_is_cut_and_healed(start: Start, expected: list[int], tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("memory", ["auto", "3KB"])
 def test_a_service_that_is_stopped_in_the_middle_and_at_the_end(
-    start: Start, expected: list[int], tmp_path: Path
+    start: Start, expected: list[int], tmp_path: Path, memory: str
 ) -> None:
     """At the end, the other host's service is killed as well: nobody needs either any more."""
     special = {0: {"gates": ["batch 2", "drained"], "retries": 2}, 1: {"gates": ["drained"]}}
-    with start(special=special, dataset={"timeout": DEADLINE}, collectives=False) as ranks:
+    dataset = {"timeout": DEADLINE, "cache_size": 0}
+    with start(
+        special=special, dataset=dataset, loader={"feature_memory": memory}, collectives=False
+    ) as ranks:
         ranks.wait_for(0, "batch 2", seconds=DEADLINE)
         service = service_of(ranks, 1)
         service.suspend()

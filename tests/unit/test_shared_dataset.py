@@ -106,6 +106,39 @@ def test_two_hosts_sample_the_batches_of_one(graph: Path, host_graphs: list[Path
     assert all(map(same_batch, together, alone[: 2 * steps]))
 
 
+@pytest.mark.usefixtures("no_leftovers")
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_row_of_another_host_crosses_once_while_it_is_in_the_cache(
+    host_graphs: list[Path], num_workers: int
+) -> None:
+    options: dict[str, Any] = {"batch_size": 20, "shuffle": True, "seed": 4, "edge_columns": []}
+    options |= {"sharding": "none", "timeout": 20, "num_workers": num_workers}
+
+    def program(group: RankGroup) -> tuple[list[Any], list[Any], Any, Any, str, Any]:
+        with DistDataset.open(host_graphs[group.rank], timeout=20, cache_size=0) as dataset:
+            with DistNeighborLoader(dataset, [4, 3], "train", **options) as plain:
+                expected = [batch for _ in range(3) for batch in plain]
+            with DistNeighborLoader(dataset, [4, 3], "train", feature_memory="1MB", **options) as loader:
+                seen = [*loader, *loader, *islice(loader, 2)]
+                loader.load_state_dict(loader.state_dict())
+                seen += loader
+                return seen, expected, loader.stats(), plain.stats(), repr(loader), dataset
+
+    for rank, (seen, expected, stats, plain, shown, dataset) in enumerate(
+        _values(run_ranks(2, program, hosts=TWO_HOSTS))
+    ):
+        assert len(seen) == len(expected)
+        assert all(map(same_batch, seen, expected))
+        wanted = dataset.positions("node", np.concatenate([batch.n_id.numpy() for batch in seen]))
+        here = (wanted >= dataset.schema.nodes["node"].bounds[1]) == rank
+        rows = stats["rows"]
+        assert rows["wire"] == len(np.unique(wanted[~here])) > 0
+        assert rows["memory"] >= here.sum()
+        assert rows["wanted"] == rows["cache"] + rows["memory"] + rows["wire"] >= len(wanted)
+        assert 0 < stats["wire_bytes_in"] < plain["wire_bytes_in"]
+        assert "features from owners (cache of" in shown
+
+
 def test_ranks_of_a_host_share_its_service(host_graphs: list[Path]) -> None:
     def program(group: RankGroup) -> tuple[tuple[int, ...], int]:
         with DistDataset.open(host_graphs[group.rank // 2], timeout=20) as dataset:
@@ -171,10 +204,13 @@ def test_a_rank_that_closes_first_serves_until_the_others_have_closed(host_graph
 
 
 @pytest.mark.usefixtures("no_leftovers")
+@pytest.mark.parametrize("memory", ["auto", "4KB"])
 def test_a_loader_that_samples_in_this_process_lets_go_of_its_peers(
-    host_graphs: list[Path], monkeypatch: pytest.MonkeyPatch
+    host_graphs: list[Path], monkeypatch: pytest.MonkeyPatch, memory: str
 ) -> None:
     options: dict[str, Any] = {"batch_size": 50, "num_workers": 0, "sharding": "none", "timeout": 20}
+    options["feature_memory"] = memory
+    each = 1 if memory == "auto" else 2
     stores: list[list[PartitionedStore]] = [[], []]
     open_store = Peers.open_store
 
@@ -198,12 +234,12 @@ def test_a_loader_that_samples_in_this_process_lets_go_of_its_peers(
             loader.shutdown()
             asked.append(_open_among(opened))
             left = DistNeighborLoader(dataset, [2], "train", **options)  # Nobody shuts it down.
-        assert len(opened) == 3
+        assert len(opened) == 3 * each
         assert _open_among(opened) == 0
         del left
         return asked
 
-    assert _values(run_ranks(2, program, hosts=TWO_HOSTS)) == [[1, 1, 0]] * 2
+    assert _values(run_ranks(2, program, hosts=TWO_HOSTS)) == [[each, each, 0]] * 2
     stores.clear()  # They keep files of the graph open.
 
 
@@ -428,8 +464,10 @@ def test_a_timeout_that_is_none(graph: Path, timeout: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_host_that_is_gone_is_named_and_nothing_is_lost(host_graphs: list[Path]) -> None:
-    options: dict[str, Any] = {"batch_size": 50, "num_workers": 0, "sharding": "none", "seed": 1}
+@pytest.mark.parametrize("memory", ["auto", "4KB"])
+def test_a_host_that_is_gone_is_named_and_nothing_is_lost(host_graphs: list[Path], memory: str) -> None:
+    options: dict[str, Any] = {"batch_size": 20, "num_workers": 0, "sharding": "none", "seed": 1}
+    options["feature_memory"] = memory
 
     def program(group: RankGroup) -> str:
         dataset = DistDataset.open(host_graphs[group.rank], timeout=20)
@@ -443,14 +481,17 @@ def test_a_host_that_is_gone_is_named_and_nothing_is_lost(host_graphs: list[Path
             next(batches)
             group.publish("begun", "yes")
             group.collect("gone", timeout=20, what="go", ranks=[0])
-            state = loader.state_dict()
-            messages = []
+            messages, states = [], [loader.state_dict()]
             for _ in range(2):
+                began = time.monotonic()
                 with pytest.raises(StorageUnavailable) as caught:
-                    next(batches)
+                    list(batches)  # Of a window, batches whose rows had come already.
+                assert time.monotonic() - began < 8
                 messages.append(str(caught.value))
-            assert loader.state_dict() == state
-            assert state["batches"] == 1
+                states.append(loader.state_dict())
+            assert states[1] == states[2]
+            assert states[0]["batches"] == 1 <= states[1]["batches"] < len(loader)
+            assert memory != "auto" or states[0] == states[1]
         _leave_at_once(dataset)
         return messages[-1]
 
@@ -484,8 +525,9 @@ def test_a_peer_that_dies_in_a_late_round_is_named_before_the_loader_gives_up(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("memory", ["auto", "4KB"])
 def test_the_epoch_goes_on_where_it_was_when_a_host_comes_back(
-    graph: Path, host_graphs: list[Path], num_workers: int
+    graph: Path, host_graphs: list[Path], num_workers: int, memory: str
 ) -> None:
     options: dict[str, Any] = {"batch_size": 25, "sharding": "none", "seed": 1, "shuffle": True}
     whole = list(DistNeighborLoader(DistDataset.open(graph), [4, 3], "train", num_workers=0, **options))
@@ -505,6 +547,7 @@ def test_the_epoch_goes_on_where_it_was_when_a_host_comes_back(
     def train(group: RankGroup) -> list[Any]:
         dataset = DistDataset.open(host_graphs[1], timeout=20, credentials=credentials)
         loading: dict[str, Any] = {"timeout": 6, "num_workers": num_workers, "worker_concurrency": 1}
+        loading["feature_memory"] = memory
         with DistNeighborLoader(dataset, [4, 3], "train", **loading, **options) as loader:
             batches = iter(loader)
             seen = [next(batches)]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -198,6 +198,20 @@ def test_a_wait_for_an_owner_names_it_and_goes_on() -> None:
         with pytest.raises(StorageUnavailable, match=r"^host 3 does not answer; no batch within 0.3 s"):
             source.receive(0.3)
         away.set()
+        assert drain(source) == sampled_frames(0)
+
+
+def test_a_skeleton_that_fails_at_the_deadline_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: InlineSource, timeout: float) -> NoReturn:
+        time.sleep(timeout)
+        raise StorageUnavailable("host 1 did not answer")
+
+    with closing(opened(Reader())) as source:
+        source.start_epoch(0)
+        with monkeypatch.context() as patch:
+            patch.setattr(InlineSource, "receive", refuse)
+            with pytest.raises(StorageUnavailable, match="host 1 did not answer"):
+                source.receive(0.1)
         assert drain(source) == sampled_frames(0)
 
 
