@@ -315,7 +315,7 @@ class DistDataset(GraphQueries):
         self._check_open()
         request.plan.sampler.check_here()
         has_workers = request.num_workers > 0 and request.schedule.num_batches > 0
-        if self._membership is None or request.features.memory_bytes is not None:
+        if self._membership is None or request.has_given_memory:
             request = replace(request, memory=decide_here(self._graph, request, taken=unfilled_bytes()))
 
         def open_source() -> BatchSource:

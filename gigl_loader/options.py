@@ -193,6 +193,8 @@ class FeatureOptions:
 
     memory_bytes: int | None = None
     """Bytes of memory of the host. ``None``: what is free, less what batches need."""
+    device_bytes: int | None = None
+    """Bytes of each rank's device for rows that stay there. ``None``: none."""
     window: int | None = None
     """Batches whose rows are fetched together, at most. ``None``: as many as fit."""
     cache_policy: CachePolicy = "census"
@@ -200,20 +202,21 @@ class FeatureOptions:
     @classmethod
     def read(cls, memory: Any, device: Any, window: Any, cache_policy: Any) -> FeatureOptions:
         """Check the arguments of a loader. Errors name argument, value and rule."""
-        if device is not None:
-            byte_count("feature_memory_device", device)
-            raise ValueError(
-                f"feature_memory_device={device!r}: no features stay on a device yet, batches bring all of "
-                "theirs: leave it out"
-            )
         return cls(
             memory_bytes=None if memory == "auto" else byte_count('feature_memory, if not "auto",', memory),
+            device_bytes=None if device is None else byte_count("feature_memory_device", device),
             window=None if window == "auto" else whole_number('window, if not "auto",', window, minimum=1),
             cache_policy=cache_policy,
         )
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Return the sizes that were given, by the names that loaders have for them."""
+        named = {"feature_memory": self.memory_bytes, "feature_memory_device": self.device_bytes}
+        return {name: value for name, value in named.items() if value is not None}
+
     def __post_init__(self) -> None:
-        for name, value in (("feature_memory", self.memory_bytes), ("window", self.window)):
+        for name, value in (*self.sizes.items(), ("window", self.window)):
             if value is not None:
                 whole_number(name, value, minimum=1)
         if self.cache_policy not in CACHE_POLICIES:

@@ -421,7 +421,7 @@ class RemoteDistDataset(GraphQueries):
                 f"num_workers={request.num_workers}: a loader's share of a server's threads is at most "
                 f"{_MAX_SHARES}"
             )
-        if request.features.memory_bytes is not None and request.num_workers:
+        if request.num_workers and request.has_given_memory:
             request = replace(request, memory=self._feature_memory(request))
         source = RemoteSource(
             self._cluster,
@@ -454,7 +454,8 @@ class RemoteDistDataset(GraphQueries):
     def _feature_memory(self, request: SourceRequest) -> FeatureMemory:
         """Return the decision of a cache of this host for the features of a loader's batches."""
         if self._rows == "through":
-            raise ValueError('feature_memory keeps rows of their owners: connect without rows="through"')
+            [name, *_] = request.features.sizes
+            raise ValueError(f'{name} keeps rows of their owners: connect without rows="through"')
         return decide(
             sizes_in(request.plan.frame(self.schema), self.schema),
             request.features,

@@ -13,6 +13,12 @@ Arrays::
     merged/E          I32 [L]        bidirectional: which edges E has at last, as places in the M sampled
                                      edges of E, followed by those of its reverse type
 
+A frame made in the trainer's process may leave out rows of nodes that lie on its device. The columns of node
+type T then have C rows instead of N, and there are::
+
+    node/T/+resident  I32 [N]        number of each row among the rows on the device, 0 for those carried
+    node/T/+carried   I32 [C]        which of the N rows those of the frame are
+
 T is a node type, E three parts joined by ``+`` (source, relation, destination), all percent-encoded,
 as are column names. In place of ``seeds``, a batch of links has I32 local indices: ``src`` and ``dst`` [B] of
 their ends, ``neg_src`` and ``neg_dst`` [J] of the ends of negatives.
@@ -44,6 +50,10 @@ if TYPE_CHECKING:
 
 MAX_HEADER_BYTES = 1 << 20
 """Limit of a frame's header, enough for some 7,000 arrays. The record of a failure has up to 300 KiB."""
+
+RESIDENT, CARRIED_AT = "+resident", "+carried"
+"""Arrays of a node type in a frame that leaves out rows: see the module. Plus signs in names of columns are
+encoded."""
 
 _MAX_TRACEBACK = 16_000
 _MAX_MESSAGE = 4_000

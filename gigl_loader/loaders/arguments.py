@@ -66,7 +66,8 @@ class LoaderOptions(TypedDict, total=False):
     free, less what batches need. Features that do not fit are read when they are wanted, through a cache.
     Rows of other hosts and of storage servers are kept so only where a size is given."""
     feature_memory_device: int | str | None
-    """Memory of the device for the rows that are wanted most. Not there yet: a size is a ``ValueError``."""
+    """Memory of this rank's device for rows of nodes that batches want most, in bytes or as ``"2GB"``. These
+    rows stay there, and batches bring the other rows."""
     window: int | str
     """Batches whose rows are fetched together, each row once, at most. ``"auto"`` (default): what fits."""
     cache_policy: CachePolicy

@@ -32,7 +32,7 @@ from gigl_loader.loaders.inputs import SeedNodes, read_seed_nodes, read_seed_wei
 from gigl_loader.loaders.placement import Placement, PlacementOptions
 from gigl_loader.loaders.state import Epochs, Place, describe_run, read_state, state_of
 from gigl_loader.loaders.stream import BatchPipeline, FrameStream, Progress, RowCounter, SingleBatches
-from gigl_loader.loaders.transfer import target_device, transfer_to
+from gigl_loader.loaders.transfer import ResidentTransfer, target_device, transfer_to
 from gigl_loader.native import draws
 from gigl_loader.sampling.plan import SamplerArguments, read_columns
 from gigl_loader.sampling.request import SEEDS_WITHOUT_PAST, BatchRequest
@@ -335,11 +335,11 @@ class BaseDistLoader(FixedArguments):
 
     def _transfer(self) -> Transfer:
         """Return the transfer to the device of the options, by default that of this local rank."""
-        options = self._options
-        device = target_device(options.device, options.pin_memory_device, local_rank=self.topology.local_rank)
-        self._set(device=device)
-        transfer = transfer_to(device, non_blocking=options.non_blocking_transfers)
-        return dequantizing(transfer, self.dataset.schema, options.dequantize_to)
+        options, rank = self._options, self.topology.local_rank
+        self._set(device=target_device(options.device, options.pin_memory_device, local_rank=rank))
+        way = transfer_to(self.device, non_blocking=options.non_blocking_transfers)
+        self._resident = ResidentTransfer(way, self.device)
+        return dequantizing(self._resident, self.dataset.schema, options.dequantize_to)
 
     def _join(self) -> None:
         """Compare with the ranks that share the input, then start what makes the batches."""
@@ -426,6 +426,7 @@ class BaseDistLoader(FixedArguments):
             workers=self._options.workers,
             store=self._options.store,
             features=self._options.features,
+            device=self._resident,
             timeout_s=self._placement.options.timeout_s,
             topology=self.topology,
             group=self._placement.group,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.source import BatchSource, SourceRequest
 
 _LOGGER = logging.getLogger(__name__)
-_ORIGINS = ("cache", "memory", "disk", "wire")
+_ORIGINS = ("device", "cache", "memory", "disk", "wire")
 """Of rows."""
 _STEPS = ("copying", "collating", "transforming")
 

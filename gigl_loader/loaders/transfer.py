@@ -9,6 +9,7 @@ third copy, when two are still under way.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import weakref
 from collections import deque
@@ -19,10 +20,13 @@ import numpy as np
 import torch
 
 from gigl_loader import native
+from gigl_loader.channel.frame import CARRIED_AT, RESIDENT
 from gigl_loader.channel.ring import SlotPool, slot_of
 from gigl_loader.graph.schema import type_name
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy.typing as npt
     from torch import Tensor
 
@@ -287,6 +291,77 @@ class StreamTransfer:
             # Half as much again: frames of a run differ a little in size, and pinning memory is slow.
             self._staging[0] = _pinned(frame.nbytes * 3 // 2)
         return self._staging[0][: frame.nbytes].copy_(_packed(frame))
+
+
+_WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
+"""Rows are moved in the widest of these that they consist of: a device moves a word a thread."""
+
+
+class ResidentTransfer:
+    """Transfer of frames, and the rows on the device that they leave out: ``feature_memory_device``.
+
+    It is the ``DeviceMemory`` of the source of its frames.
+    """
+
+    def __init__(self, transfer: Transfer, device: torch.device) -> None:
+        self._transfer = transfer
+        self._device = device
+        self._tables: dict[str, Tensor] = {}
+        """Rows in words [R, words of a row], by the name of their column in frames."""
+
+    def load(self, frame: Frame) -> FrameTensors:
+        tensors = self._transfer.load(frame)
+        if not any(name.endswith(RESIDENT) for name in frame.names):
+            return tensors
+        if not self._tables:
+            raise RuntimeError("the loader was shut down while a batch was made")
+        return ResidentTensors(tensors, self._tables)
+
+    def allocate(self, sizes: Mapping[str, tuple[int, int]]) -> None:
+        self._tables = {}  # Before there are new ones: there may not be room for both.
+        tables = {}
+        for name, (rows, row_bytes) in sizes.items():
+            word = next(each for each in _WORDS if row_bytes % each.itemsize == 0)
+            tables[name] = torch.empty((rows, row_bytes // word.itemsize), dtype=word, device=self._device)
+        self._tables = tables
+
+    def write(self, column: str, first: int, rows: Bytes) -> None:
+        table = self._tables.get(column)
+        if table is None:
+            return  # Cleared by another thread.
+        table[first : first + len(rows)] = torch.from_numpy(rows).view(table.dtype)
+        if table.is_cuda:
+            # Batches are made on other threads and streams, which wait for nothing.
+            torch.cuda.current_stream(self._device).synchronize()
+
+    def clear(self) -> None:
+        self._tables = {}
+
+
+class ResidentTensors(FrameTensors):
+    """The arrays of a frame that leaves rows out, with whole columns."""
+
+    def __init__(self, tensors: FrameTensors, tables: Mapping[str, Tensor]) -> None:
+        self.frame = tensors.frame
+        self._tensors = tensors
+        self._tables = tables
+
+    def tensor(self, name: str) -> Tensor:
+        carried, table, prefix = self._tensors.tensor(name), self._tables.get(name), name.rpartition("/")[0]
+        if table is None or f"{prefix}/{RESIDENT}" not in self.frame.layout.specs:
+            return carried
+        slots, carried_at = (self._tensors.tensor(f"{prefix}/{each}") for each in (RESIDENT, CARRIED_AT))
+        if table.is_cuda:
+            # The allocator must not hand the table out while this stream still reads it.
+            table.record_stream(torch.cuda.current_stream(table.device))
+        rows = table.index_select(0, slots)
+        row_shape = carried.shape[1:]
+        words = carried.reshape(len(carried), math.prod(row_shape)).view(table.dtype)
+        rows.index_copy_(0, carried_at.to(torch.int64), words)
+        return rows.view(carried.dtype).view(len(slots), *row_shape)
+
+    def edge_index(self, edge_type: EdgeType) -> Tensor:
+        return self._tensors.edge_index(edge_type)
 
 
 def _finish(pid: int, under_way: deque[tuple[torch.cuda.Event, Tensor]]) -> None:

@@ -21,7 +21,7 @@ from gigl_loader.native import CacheIndex, copy_rows
 from gigl_loader.options import EdgeType, NodeType
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import CachePolicy
@@ -78,20 +78,27 @@ def cached_columns(
     ``degrees`` says how often rows are likely to be wanted, for the policy ``"degree"``.
     """
     found: dict[Kind, CachedColumns] = {}
+    for kind, names in columns_with_bytes(schema, plan):
+        of_type = schema.nodes[kind] if isinstance(kind, str) else schema.edges[kind]
+        found[kind] = CachedColumns(
+            reader=readers[kind],
+            row_bytes=tuple(of_type.columns[name].row_bytes for name in names),
+            num_rows=of_type.count,
+            here=(here or {}).get(kind),
+            cached=kind not in mapped,
+            counted=policy == "census" and isinstance(kind, str),
+            counts=(degrees or {}).get(kind) if policy == "degree" else None,
+        )
+    return found
+
+
+def columns_with_bytes(schema: GraphSchema, plan: ColumnPlan) -> Iterator[tuple[Kind, list[str]]]:
+    """Yield the columns to be read for the batches of a plan, of each type that has some."""
     carried: list[tuple[Kind, Sequence[str]]] = [*plan.nodes.items(), *plan.edges.items()]
     for kind, names in carried:
-        if names:
-            of_type = schema.nodes[kind] if isinstance(kind, str) else schema.edges[kind]
-            found[kind] = CachedColumns(
-                reader=readers[kind],
-                row_bytes=tuple(of_type.columns[name].row_bytes for name in names),
-                num_rows=of_type.count,
-                here=(here or {}).get(kind),
-                cached=kind not in mapped,
-                counted=policy == "census" and isinstance(kind, str),
-                counts=(degrees or {}).get(kind) if policy == "degree" else None,
-            )
-    return found
+        filled = [name for name in names if schema.columns[kind][name].row_bytes]
+        if filled:
+            yield kind, filled
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +243,8 @@ class FeatureCache:
     def gather(self, slots: Mapping[Kind, Int64Array], wants: Sequence[GatherRequest]) -> None:
         """Write what is wanted for a batch: from the cache where it has slots, else from the readers."""
         for want in wants:
+            if not want.columns:
+                continue
             columns = self._columns[want.kind]
             rows, where, held = self._split(want.kind, want.rows)
             if columns.here is not None and held is not None:
@@ -262,10 +271,10 @@ class FeatureCache:
 
         ``None`` where all of them are.
         """
-        here = self._columns[kind].here
-        if here is None:
+        columns = self._columns.get(kind)
+        if columns is None or columns.here is None:
             return rows, None, None
-        held = here.holds(rows)
+        held = columns.here.holds(rows)
         return rows[~held], np.flatnonzero(~held), held
 
     def _count(self, counts: RowCounts) -> None:
@@ -299,7 +308,7 @@ def unfilled_bytes() -> int:
 
 def _read(reader: RowReader, rows: Int64Array, where: Int64Array | None, out: Sequence[Bytes]) -> None:
     """Read rows of a batch, in any order, straight into its frame: row i to ``where[i]``, or to i."""
-    order = np.argsort(rows, kind="stable")
+    order = np.argsort(rows)  # Not stable: five times as fast.
     reader.read(rows[order], order if where is None else where[order], out)
 
 

@@ -47,7 +47,9 @@ _SAMPLED_PER_ROW = 8
 _BLOCK = 1 << 12
 
 
-class _Candidates(NamedTuple):
+class Candidates(NamedTuple):
+    """Nodes whose rows may be kept."""
+
     node_type: NodeType
     positions: Int64Array
     worth: npt.NDArray[np.float64]
@@ -78,7 +80,7 @@ def hot_nodes(graph: Graph, parts: tuple[int, ...], nbytes: int) -> dict[NodeTyp
         _candidates(graph, node_type, ranges, parts, row_bytes=row_bytes[node_type], share=share)
         for node_type, ranges in foreign.items()
     ]
-    return _worthiest(candidates, row_bytes, nbytes)
+    return worthiest(candidates, row_bytes, nbytes)
 
 
 def _share_to_sample(graph: Graph, parts: tuple[int, ...], rows: int) -> float:
@@ -90,8 +92,8 @@ def _share_to_sample(graph: Graph, parts: tuple[int, ...], rows: int) -> float:
     return min(wanted / max(num_edges, 1), 1.0)
 
 
-def _worthiest(
-    candidates: list[_Candidates], row_bytes: dict[NodeType, int], nbytes: int
+def worthiest(
+    candidates: list[Candidates], row_bytes: Mapping[NodeType, int], nbytes: int
 ) -> dict[NodeType, Int64Array]:
     """Keep what is worth most per byte, up to ``nbytes``."""
     worth = np.concatenate([each.worth for each in candidates])
@@ -114,14 +116,14 @@ def _candidates(
     *,
     row_bytes: int,
     share: float,
-) -> _Candidates:
+) -> Candidates:
     """Return the foreign nodes of a type that ``share`` of this host's edges refers to."""
     met = _references(graph, node_type, parts, share)
     positions, counts = np.unique(met, return_counts=True)
     inside = np.zeros(len(positions), np.bool_)
     for begin, end in ranges:
         inside |= (positions >= begin) & (positions < end)
-    return _Candidates(node_type, positions[inside], counts[inside] / row_bytes)
+    return Candidates(node_type, positions[inside], counts[inside] / row_bytes)
 
 
 def reference_counts(graph: Graph, node_type: NodeType) -> Bytes:
@@ -252,7 +254,7 @@ class RowCache:
         for part, node_type, nodes, positions in _by_partition(self._schema, chosen, stores):
             rows = self._rows(part, node_type)
             assert rows is not None
-            _set_bits(rows.bits, positions - nodes.bounds[part])
+            set_bits(rows.bits, positions - nodes.bounds[part])
             count_rows(rows.bits, rows.ranks)
             ask = FeatureRequest(kind=node_type, columns=tuple(rows.columns), rows=positions)
             places = np.arange(len(positions), dtype=np.int64)
@@ -327,7 +329,7 @@ def _prefix(part: int, node_type: NodeType) -> str:
     return f"{part}/{type_name(node_type)}"
 
 
-def _set_bits(bits: npt.NDArray[np.uint64], rows: Int64Array) -> None:
+def set_bits(bits: npt.NDArray[np.uint64], rows: Int64Array) -> None:
     """Set the bits of ``rows``, which ascend."""
     flags = np.uint64(1) << (rows % 64).astype(np.uint64)
     words, first = np.unique(rows // 64, return_index=True)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.plan import BatchPlan
     from gigl_loader.sampling.request import BatchRequest
+    from gigl_loader.sampling.resident import DeviceMemory
     from gigl_loader.sampling.schedule import Schedule
     from gigl_loader.shared import SharedTensors
     from gigl_loader.tensors import Layout
@@ -63,13 +64,25 @@ class SourceRequest:
     shared: SharedTensors | None = None
     """For code of the user that samples."""
     features: FeatureOptions = field(default_factory=FeatureOptions)
+    device: DeviceMemory | None = None
+    """Memory of the trainer's device, of which rows take ``features.device_bytes`` at most."""
     memory: FeatureMemory | None = None
     """Where features are read from: the dataset's decision."""
 
     @property
     def has_deferred_features(self) -> bool:
-        """Whether features of this host come from a cache: frames are sampled without them."""
-        return self.memory is not None and bool(self.memory.cached)
+        """Whether the trainer's process has the features of frames, which are sampled without them."""
+        return self.memory is not None and (bool(self.memory.cached) or self.has_device_memory)
+
+    @property
+    def has_given_memory(self) -> bool:
+        """Whether the user gives memory to rows, on the host or on the device."""
+        return self.features.memory_bytes is not None or self.has_device_memory
+
+    @property
+    def has_device_memory(self) -> bool:
+        """Whether rows stay on the device: not for a single batch."""
+        return self.features.device_bytes is not None and self.schedule.num_batches > 1
 
 
 class SampledBatch(Protocol):

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from gigl_loader.channel.frame import Frame
 from gigl_loader.channel.ring import private_slots
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable, WorkerDied
-from gigl_loader.sampling.feature_cache import FeatureCache, RowCounts, cached_columns
+from gigl_loader.sampling.feature_cache import FeatureCache, RowCounts, cached_columns, columns_with_bytes
 from gigl_loader.sampling.frame_writer import Completion
 from gigl_loader.sampling.partitioned import OwnerRows
+from gigl_loader.sampling.resident import ResidentRows
 from gigl_loader.sampling.row_cache import reference_counts
 from gigl_loader.sampling.rows import DiskRows, MappedRows
 from gigl_loader.sampling.source import check_epoch
@@ -26,7 +27,7 @@ from gigl_loader.sampling.store import WireCounts
 from gigl_loader.sampling.window_threads import FRAMES_AHEAD, Skeleton, WindowThreads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from gigl_loader.arrays import Bytes
     from gigl_loader.graph.graph import Graph
@@ -62,6 +63,7 @@ class WindowedSource:
         timeout_s: float = 300.0,
         origin: str = "disk",
         wire: Callable[[], WireCounts] = WireCounts,
+        resident: ResidentRows | None = None,
     ) -> None:
         """``inner`` delivers frames with deferred features, and is closed with this source.
 
@@ -70,6 +72,7 @@ class WindowedSource:
         Where whole frames need more than ``batch_bytes``, there are fewer of them, and the cache is smaller.
         ``origin`` is where the readers of the cache read: ``"disk"`` or ``"wire"``.
         ``wire`` returns their traffic, where that of ``inner`` does not contain it.
+        Frames leave out rows that are ``resident`` on the device.
         """
         self._inner = inner
         self._pid = os.getpid()
@@ -89,6 +92,7 @@ class WindowedSource:
             window=window,
             skeleton_bytes=skeleton_bytes,
             timeout_s=timeout_s,
+            resident=resident,
         )
         self._end = weakref.finalize(self, _end, self._pipeline, inner, self._pid)
 
@@ -153,8 +157,11 @@ class WindowedSource:
         }
 
     def _rows(self, counts: RowCounts) -> dict[str, Any]:
+        resident = self._pipeline.resident
         return {
-            "wanted": counts.wanted,
+            "wanted": counts.wanted + self._pipeline.resident_rows,
+            "device": self._pipeline.resident_rows,
+            "device_bytes": 0 if resident is None else resident.nbytes,
             "cache": counts.cache,
             "memory": counts.memory,
             "disk": 0,
@@ -232,7 +239,10 @@ class WindowedSource:
             if not self._skeleton_size and self._batch_bytes is not None:
                 self._make_room(pipeline.completion.layout(skeleton).nbytes, self._batch_bytes)
             self._skeleton_size = max(self._skeleton_size, skeleton.nbytes)
-            item = Skeleton(skeleton, pipeline.cache.to_cache(pipeline.completion.places(skeleton)))
+            places = pipeline.completion.places(skeleton)
+            split = {} if pipeline.resident is None else pipeline.resident.split(places)
+            carried = {kind: each.carried for kind, each in split.items()}
+            item = Skeleton(skeleton, pipeline.cache.to_cache({**places, **carried}), split)
         with pipeline.changed:
             pipeline.waiting.append(item)
             pipeline.changed.notify_all()
@@ -262,7 +272,7 @@ def disk_windows(inner: BatchSource, graph: Graph, request: SourceRequest) -> Wi
     assert memory is not None
     readers = {
         kind: (DiskRows if kind in memory.cached else MappedRows)(graph, kind, names)
-        for kind, names in _columns(request)
+        for kind, names in columns_with_bytes(graph.schema, request.plan.columns)
     }
     degrees = _degrees(graph, request)
     return _windows(inner, graph.schema, request, readers, origin="disk", degrees=degrees)
@@ -276,7 +286,7 @@ def host_windows(
     ``inner`` delivers frames with deferred features. ``store`` is used by this source only, and closed with
     it. Rows in the maps take no memory of the cache.
     """
-    columns = _columns(request)
+    columns = [*columns_with_bytes(graph.schema, request.plan.columns)]
     return _windows(
         inner,
         graph.schema,
@@ -297,23 +307,19 @@ def owner_windows(
     ``inner`` delivers frames with deferred features. ``store`` is closed with the source. No edges lie on
     this host: ``cache_policy="degree"`` is ``"none"``.
     """
-    readers = {kind: OwnerRows(store, kind, names) for kind, names in _columns(request)}
+    columns = columns_with_bytes(schema, request.plan.columns)
+    readers = {kind: OwnerRows(store, kind, names) for kind, names in columns}
     return _windows(inner, schema, request, readers, origin="wire")
 
 
 def _degrees(graph: Graph, request: SourceRequest) -> dict[Kind, Bytes]:
-    """Return how often the edges of this host refer to nodes of the cached types, where the policy asks."""
+    """Return how often edges of this host refer to nodes of the types to be ranked, where the policy asks."""
     assert request.memory is not None
     if request.features.cache_policy != "degree":
         return {}
-    return {kind: reference_counts(graph, kind) for kind in request.memory.cached if isinstance(kind, str)}
-
-
-def _columns(request: SourceRequest) -> list[tuple[Kind, Sequence[str]]]:
-    """Return the columns that batches carry, of each type that has some."""
-    columns = request.plan.columns
-    found: list[tuple[Kind, Sequence[str]]] = [*columns.nodes.items(), *columns.edges.items()]
-    return [each for each in found if each[1]]
+    columns = columns_with_bytes(graph.schema, request.plan.columns)
+    ranked = [kind for kind, _ in columns if request.has_device_memory or kind in request.memory.cached]
+    return {kind: reference_counts(graph, kind) for kind in ranked if isinstance(kind, str)}
 
 
 def _windows(
@@ -340,17 +346,29 @@ def _windows(
         policy=request.features.cache_policy,
         degrees=degrees,
     )
+    resident = None
+    if request.has_device_memory:
+        assert request.device is not None
+        resident = ResidentRows(
+            request.device,
+            plan.frame(schema),
+            readers,
+            {kind: nodes.count for kind, nodes in schema.nodes.items()},
+            nbytes=request.features.device_bytes or 0,
+            degrees=degrees or None,
+        )
     return WindowedSource(
         inner,
         Completion(schema, plan),
         FeatureCache(cached, nbytes - skeleton_bytes),
-        window=request.features.window,
+        window=request.features.window if memory.cached else 1,
         channel_bytes=request.workers.channel_bytes,
         skeleton_bytes=skeleton_bytes,
         batch_bytes=memory.batch_bytes,
         timeout_s=2 * request.timeout_s,  # The trainer's own wait ends before, and says why.
         origin=origin,
         wire=wire,
+        resident=resident,
     )
 
 
@@ -362,3 +380,5 @@ def _end(pipeline: WindowThreads, inner: BatchSource, pid: int) -> None:
             inner.close()
         finally:
             pipeline.join()
+            if pipeline.resident is not None:
+                pipeline.resident.close()  # No thread writes to the device any more.

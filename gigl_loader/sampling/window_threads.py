@@ -19,6 +19,7 @@ import numpy as np
 from gigl_loader.channel.frame import Failure, Frame
 from gigl_loader.errors import StorageUnavailable, add_note, strip_traceback
 from gigl_loader.retry import Backoff
+from gigl_loader.sampling.resident import carried_only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from gigl_loader.channel.ring import SlotPool
     from gigl_loader.sampling.feature_cache import FeatureCache, Places, Window
     from gigl_loader.sampling.frame_writer import Completion
+    from gigl_loader.sampling.resident import ResidentRows, Split
     from gigl_loader.sampling.store import GatherRequest
 
 _MAX_WINDOW = 64
@@ -43,6 +45,9 @@ class Skeleton:
 
     frame: Frame
     places: Places
+    """Of the rows that the frame carries."""
+    split: Split
+    """Rows of types of which some are on the device."""
     window: _OpenWindow | None = None
     number: int = 0
     """Of the batch in its window."""
@@ -72,7 +77,11 @@ class WindowThreads:
         window: int | None,
         skeleton_bytes: int,
         timeout_s: float,
+        resident: ResidentRows | None = None,
     ) -> None:
+        self.resident = resident
+        self.resident_rows = 0
+        """Rows of batches that were on the device."""
         self.completion = completion
         self.cache = cache
         self.slots = slots
@@ -148,6 +157,8 @@ class WindowThreads:
             for each in (self.waiting, self.fetched, self.ready):
                 each.clear()
             self.changed.notify_all()
+        if self.resident is not None:
+            self.resident.close()
         self.cache.close()
 
     def join(self) -> None:
@@ -169,6 +180,8 @@ class WindowThreads:
     def _fetch_windows(self) -> None:
         while (taken := self._take_window()) is not None:
             generation, items, ahead = taken
+            if self.resident is not None:
+                self.resident.advance()
             results, left = self._fetched(generation, items, ahead)
             with self.changed:
                 self.cpu_ns["fetch"] = time.thread_time_ns()
@@ -336,13 +349,20 @@ class WindowThreads:
             return self.generation, self.fetched.popleft()
 
     def _completed(self, generation: int, skeleton: Skeleton) -> Frame | Exception:
-        layout = self.completion.layout(skeleton.frame)
+        layout, split = self.completion.layout(skeleton.frame), skeleton.split
+        if self.resident is not None:
+            layout = self.resident.layout(layout, split)
         buffer = self._memory(layout.nbytes)
         assert skeleton.window is not None
-        source = _FromCache(self.cache, skeleton.window.planned.slots[skeleton.number])
+        source = _FromCache(self.cache, skeleton.window.planned.slots[skeleton.number], split)
         write = partial(self.completion.write, skeleton.frame, layout, buffer, source)
         error = self._error_of(generation, write)
-        return Frame(buffer, layout) if error is None else self._failure(error, skeleton)
+        if error is not None:
+            return self._failure(error, skeleton)
+        if self.resident is not None:
+            self.resident.write(split, layout, buffer)
+            self.resident_rows += sum(each.num_resident for each in split.values())
+        return Frame(buffer, layout)
 
     def _memory(self, nbytes: int) -> Bytes:
         slot = self.slots.take(self.slots.span(nbytes))
@@ -358,9 +378,10 @@ class _FromCache:
 
     cache: FeatureCache
     slots: Any
+    split: Split
 
     def gather(self, wants: Sequence[GatherRequest]) -> None:
-        self.cache.gather(self.slots, wants)
+        self.cache.gather(self.slots, carried_only(wants, self.split))
 
 
 def _with_note(error: Exception) -> Exception:

@@ -19,6 +19,7 @@ from gigl_loader import (
     RandomWalkSamplerOptions,
 )
 from gigl_loader.partition import build_graph, tables_from_pyg
+from gigl_loader.sampling import resident
 from tests.support.pyg_graphs import heterogeneous, homogeneous, same_batch
 from tests.support.thread_ranks import run_ranks
 
@@ -47,6 +48,7 @@ class Case:
     replace: bool = False
     cache_size: int | str = 0
     feature_memory: str = "auto"
+    device_memory: str | None = None
     kind: Literal["nodes", "links", "labor", "walks"] = "nodes"
 
     def __str__(self) -> str:
@@ -55,6 +57,7 @@ class Case:
             f"{self.workers}workers-{self.assigner}-{self.edge_dir}{'-replace' if self.replace else ''}"
             f"{f'-cache{self.cache_size}' if self.cache_size else ''}"
             f"{'' if self.feature_memory == 'auto' else f'-memory{self.feature_memory}'}-{self.kind}"
+            f"{f'-device{self.device_memory}' if self.device_memory else ''}"
         )
 
     def partitions_of(self, host: int) -> list[int]:
@@ -71,6 +74,8 @@ FAST = [
     Case(parts=4, hosts=2, edge_dir="out", assigner="hash", kind="walks"),
     Case(parts=4, hosts=2, graph="heterogeneous", assigner="hash", feature_memory="4KB"),
     Case(parts=2, hosts=2, graph="heterogeneous", workers=1, feature_memory="1GB", kind="links"),
+    Case(parts=2, hosts=2, device_memory="1GB"),
+    Case(parts=4, hosts=2, graph="heterogeneous", feature_memory="4KB", device_memory="2KB", kind="links"),
 ]
 SLOW = [
     Case(parts=1, hosts=1, ranks_per_host=2, workers=2),
@@ -102,7 +107,10 @@ SLOW = [
 @pytest.mark.parametrize(
     "case", [*FAST, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)], ids=str
 )
-def test_batches_are_those_of_one_partition_sampled_inline(case: Case, tmp_path: Path) -> None:
+def test_batches_are_those_of_one_partition_sampled_inline(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resident, "_CENSUS_BATCHES", 2)
     data = GRAPHS[case.graph]()
     path = tmp_path / "graph"
     build_graph(
@@ -123,12 +131,19 @@ def test_batches_are_those_of_one_partition_sampled_inline(case: Case, tmp_path:
                 shuffle=True,
                 num_workers=case.workers,
                 feature_memory=case.feature_memory,
+                feature_memory_device=case.device_memory,
                 name="train",
                 timeout=60,
                 **options,
             ) as loader,
         ):
-            return list(loader)
+            batches = list(loader)
+            if case.device_memory:  # Rows are on the device by now.
+                for _ in range(2):
+                    loader.set_epoch(0)
+                    batches = list(loader)
+                assert loader.stats()["rows"]["device"]
+            return batches
 
     world_size = case.hosts * case.ranks_per_host
     hosts = [str(rank // case.ranks_per_host) for rank in range(world_size)]

@@ -10,6 +10,7 @@ import pytest
 from gigl_client import RemoteDistDataset
 from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.partition import build_graph, tables_from_pyg
+from gigl_loader.sampling import resident
 from tests.support.clusters import addresses_of, check_same, embedded, servers_of
 from tests.support.pyg_graphs import heterogeneous, homogeneous
 
@@ -107,6 +108,23 @@ def test_an_epoch(served: Served, transport: Any, rows: Any, feature_memory: str
         check_same(list(loader), served.expected)
 
 
+@pytest.mark.parametrize("memory", [{}, {"feature_memory": "10KB", "window": 2}], ids=str)
+@pytest.mark.parametrize("nbytes", ["2KB", "1GB"])
+def test_epochs_with_rows_on_the_device(
+    served: Served, nbytes: str, memory: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resident, "_CENSUS_BATCHES", 2)
+    options = {"feature_memory_device": nbytes, **memory, **EPOCH}
+    with (
+        RemoteDistDataset.connect(served.address, transport="network", timeout=30) as dataset,
+        DistNeighborLoader(dataset, FANOUT, served.kind.input_nodes, **options) as loader,
+    ):
+        for _ in range(4):
+            loader.set_epoch(0)
+            check_same(list(loader), served.expected)
+        assert loader.stats()["rows"]["device"] > 0
+
+
 @pytest.mark.parametrize("rows", ["through", "direct"])
 def test_no_neighbours_cross_where_all_servers_have_all_topology(
     built: tuple[GraphKind, Path, list[Any]], rows: Any
@@ -146,6 +164,7 @@ def homogeneous_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tupl
         {"prefetch_size": 20, "shuffle": False},
         {"feature_memory": "40KB", "window": 3, "cache_policy": "none"},
         {"feature_memory": "40KB", "num_workers": 0},
+        {"feature_memory_device": "1GB", "num_workers": 0},
         {"channel_size": 1 << 20, "batch_size": 150, "prefetch_size": 8},
     ],
     ids=str,
@@ -158,8 +177,8 @@ def test_options_that_must_change_nothing_else(
     alone = {
         name: value
         for name, value in options.items()
-        if name
-        not in ("num_workers", "prefetch_size", "channel_size", "feature_memory", "window", "cache_policy")
+        if name not in ("num_workers", "prefetch_size", "channel_size", "window", "cache_policy")
+        and not name.startswith("feature_memory")
     }
     with (
         RemoteDistDataset.connect(address, timeout=30) as dataset,

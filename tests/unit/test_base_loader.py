@@ -493,7 +493,15 @@ def test_rows_of_features_are_counted(columns: list[str] | None) -> None:
             rows += len(found[0]) if found else 0
             nbytes += sum(each.nbytes for each in found)
     assert (rows > 0) == (columns is None)
-    expected = {"cache": 0, "memory": rows, "disk": 0, "wire": 0, "bytes": nbytes, "seconds_waiting": 0.0}
+    expected = {
+        "device": 0,
+        "cache": 0,
+        "memory": rows,
+        "disk": 0,
+        "wire": 0,
+        "bytes": nbytes,
+        "seconds_waiting": 0.0,
+    }
     assert loader.stats()["rows"] == {"wanted": rows, **expected}
 
 

@@ -122,7 +122,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"feature_memory": 0}, ValueError, 'feature_memory, if not "auto", must be at least 1, got 0'),
     ({"feature_memory": None}, TypeError, 'feature_memory, if not "auto", must be a whole number, got None'),
     ({"feature_memory_device": "auto"}, ValueError, "feature_memory_device must be a size such as"),
-    ({"feature_memory_device": "2GB"}, ValueError, "'2GB': no features stay on a device yet"),
+    ({"feature_memory_device": 0}, ValueError, "feature_memory_device must be at least 1, got 0"),
     ({"window": 0}, ValueError, 'window, if not "auto", must be at least 1, got 0'),
     ({"window": "all"}, TypeError, "window, if not \"auto\", must be a whole number, got 'all'"),
     ({"cache_policy": "lru"}, ValueError, "must be one of 'census', 'degree', 'none', got 'lru'"),

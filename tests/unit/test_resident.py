@@ -1,0 +1,184 @@
+"""Rows that stay on the device: batches do not change, frames shrink, and memory is bounded and let go."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from gigl_loader import DistDataset, DistLinkNeighborLoader, DistNeighborLoader
+from gigl_loader.errors import StorageUnavailable
+from gigl_loader.graph.folder import DiskFolder
+from gigl_loader.loaders.transfer import ResidentTransfer, SynchronousTransfer
+from gigl_loader.partition import build_graph, tables_from_pyg
+from gigl_loader.sampling import resident
+from gigl_loader.sampling.rows import MappedRows
+from tests.support.pyg_graphs import heterogeneous, homogeneous, same_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch_geometric.data import Data, HeteroData
+
+    from gigl_loader.arrays import Bytes, Int64Array
+
+DEVICES = [
+    "cpu",
+    "packed",
+    pytest.param(
+        "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+    ),
+]
+"""``packed``: frames are copied, and values dequantised by torch, as on a CUDA device."""
+
+
+@pytest.fixture(autouse=True)
+def short_census(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resident, "_CENSUS_BATCHES", 3)
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "packed":
+        packed = SynchronousTransfer(torch.device("cpu"))
+        monkeypatch.setattr("gigl_loader.loaders.base.transfer_to", lambda *_, **__: packed)
+        return "cpu"
+    return str(request.param)
+
+
+def data_of(kind: str) -> Data | HeteroData:
+    if kind == "heterogeneous":
+        return heterogeneous()
+    data = homogeneous()
+    if kind == "dtypes":
+        count = data.num_nodes
+        data.flag = torch.arange(count) % 3 == 0
+        data.half = data.x[:, :3].to(torch.bfloat16)
+        data.byte = torch.arange(count, dtype=torch.uint8)
+        data.none = torch.empty(count, 0)
+        data.cube = data.x.view(count, 2, 3)
+    return data
+
+
+def loader_of(
+    kind: str, path: Path | None = None, **options: Any
+) -> DistNeighborLoader | DistLinkNeighborLoader:
+    """A loader over a graph in memory, or in two partitions at ``path``."""
+    data = data_of(kind)
+    quantize = {"x": "int8", "edge_attr": "uint2:per-row"} if kind == "quantised" else None
+    if path is None:
+        dataset = DistDataset.from_pyg(data, quantize=quantize)
+    else:
+        if not path.exists():
+            build_graph(tables_from_pyg(data, quantize=quantize), DiskFolder(path), num_partitions=2)
+        dataset = DistDataset.open(path)
+    given: dict[str, Any] = {"batch_size": 16, "seed": 2, "num_workers": 0, "shuffle": True, **options}
+    if kind == "links":
+        links = data.edge_index[:, ::12]
+        return DistLinkNeighborLoader(dataset, [4, 3], links, neg_sampling="binary", **given)
+    nodes = ("item", None) if kind == "heterogeneous" else "train"
+    return DistNeighborLoader(dataset, [4, 3], nodes, disjoint=kind == "disjoint", **given)
+
+
+@pytest.mark.parametrize("kind", ["homogeneous", "heterogeneous", "quantised", "disjoint", "links", "dtypes"])
+@pytest.mark.parametrize("device", DEVICES, indirect=True)
+def test_no_batch_changes(kind: str, device: str) -> None:
+    with loader_of(kind, device=device) as plain:
+        expected = [*plain, *plain, *plain]
+        whole = plain.stats()
+    carried = []
+    for nbytes, policy in ((1, "census"), (3000, "census"), (3000, "degree"), (1 << 30, "none")):
+        with loader_of(kind, device=device, feature_memory_device=nbytes, cache_policy=policy) as loader:
+            batches = [*loader, *loader, *loader]
+            stats = loader.stats()
+        assert len(batches) == len(expected)
+        assert all(map(same_batch, batches, expected))
+        rows = stats["rows"]
+        assert rows["device_bytes"] <= nbytes
+        assert rows["wanted"] == rows["device"] + rows["memory"] == whole["rows"]["wanted"]
+        carried.append((rows["device"], stats["bytes"]))
+    rows_on_device, copied = zip(*carried, strict=True)
+    assert rows_on_device[0] == 0 < min(rows_on_device[1:3]) < rows_on_device[3]
+    assert copied[0] == whole["bytes"] > max(copied[1:3]) > copied[3]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", ["homogeneous", "quantised", "dtypes"])
+def test_rows_of_a_disk(tmp_path: Path, kind: str, num_workers: int) -> None:
+    path = tmp_path / "graph"
+    with loader_of(kind, path) as plain:
+        expected = [*plain, *plain]
+    options = {"feature_memory": "6KB", "window": 3, "num_workers": num_workers}
+    with loader_of(kind, path, feature_memory_device="3KB", **options) as loader:
+        assert all(map(same_batch, [*loader, *loader], expected))
+        rows = loader.stats()["rows"]
+        with loader_of(kind, path, **options) as without:
+            list(without), list(without)
+            others = without.stats()["rows"]
+    assert rows["device"] > 0
+    assert rows["wanted"] == sum(rows[name] for name in ("device", "cache", "memory", "disk"))
+    assert rows["disk"] < others["disk"]
+
+
+def test_a_place_in_the_epoch_and_single_batches() -> None:
+    with loader_of("homogeneous") as plain:
+        expected, single = list(plain), plain.sample([3, 5], epoch=0)
+    with loader_of("homogeneous", feature_memory_device="4KB", num_workers=2) as loader:
+        batches = iter(loader)
+        seen = [next(batches) for _ in range(6)]
+        assert same_batch(loader.sample([3, 5], epoch=0), single)
+        state = loader.state_dict()
+        next(batches)
+        for _, again in zip(range(4), loader, strict=False):  # The next epoch, and left.
+            assert again.num_nodes
+    with loader_of("homogeneous", feature_memory_device="1KB") as loader:
+        loader.load_state_dict(state)
+        seen += loader
+    assert len(seen) == len(expected)
+    assert all(map(same_batch, seen, expected))
+
+
+@pytest.mark.parametrize(
+    ("error", "given_up"),
+    [(OSError(5, "Input/output error"), True), (StorageUnavailable("no answer"), False)],
+    ids=["lost", "late"],
+)
+def test_rows_that_cannot_be_read_change_no_batch(
+    error: Exception, given_up: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    read, failures = MappedRows.read, [error]
+
+    def fail_once(self: MappedRows, rows: Int64Array, targets: Int64Array, out: Sequence[Bytes]) -> None:
+        if len(rows) == 300 and failures:
+            raise failures.pop()
+        read(self, rows, targets, out)
+
+    with loader_of("homogeneous") as plain:
+        expected = list(plain)
+    monkeypatch.setattr(MappedRows, "read", fail_once)
+    with (
+        caplog.at_level(logging.WARNING),
+        loader_of("homogeneous", feature_memory_device="1GB") as loader,
+    ):
+        assert all(map(same_batch, loader, expected))
+        assert (loader.stats()["rows"]["device"] == 0) is given_up
+    assert not failures
+    assert ("no features stay on the device" in caplog.text) is given_up
+
+
+def test_memory_is_let_go_with_the_loader_and_no_frame_is_completed_without_it() -> None:
+    loader = loader_of("homogeneous", feature_memory_device="1GB")
+    list(loader)
+    transfer, tables = loader._resident, loader._resident._tables
+    assert isinstance(transfer, ResidentTransfer)
+    assert sum(each.nbytes for each in tables.values()) == loader.stats()["rows"]["device_bytes"] == 300 * 32
+    frames = loader._frames
+    next(iter(loader))
+    frame = frames.source.receive(20)
+    loader.shutdown()
+    assert not transfer._tables
+    with pytest.raises(RuntimeError, match="shut down"):
+        transfer.load(frame)
