@@ -158,6 +158,7 @@ DiskReader::DiskReader(uint32_t depth, int64_t gap, const std::string& engine)
 DiskReader::~DiskReader() { Close(); }
 
 size_t DiskReader::Open(const std::string& path) {
+  if (closed_) throw DiskError(ECANCELED, "");  // A read that hangs has the turn for ever.
   // Non-blocking: opening a pipe would otherwise wait for its writer.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) throw DiskError(errno, path);
@@ -170,7 +171,8 @@ size_t DiskReader::Open(const std::string& path) {
 #ifdef POSIX_FADV_RANDOM
   posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);  // for reads through the page cache: none ahead
 #endif
-  const MutexLock lock(mutex_);
+  const MutexLock turn(turn_);
+  const MutexLock lock(state_);
   if (closed_) {
     close(fd);
     throw DiskError(ECANCELED, "");
@@ -180,32 +182,47 @@ size_t DiskReader::Open(const std::string& path) {
 }
 
 bool DiskReader::IsDirect(size_t file) {
-  const MutexLock lock(mutex_);
+  const MutexLock lock(state_);
   return files_.at(file).align > 1;
 }
 
 size_t DiskReader::num_files() {
-  const MutexLock lock(mutex_);
+  const MutexLock lock(state_);
   return files_.size();
 }
 
 void DiskReader::Read(std::span<const RowJob> jobs) {
   if (getpid() != process_) throw std::runtime_error("the reader belongs to another process: open one in this");
-  const MutexLock lock(mutex_);
-  if (closed_) throw DiskError(ECANCELED, "");
+  const MutexLock turn(turn_);
   const auto began = std::chrono::steady_clock::now();
-  Work work(jobs, files_, gap_, closed_);
+  Work work(jobs, Begin(), gap_, closed_);
   try {
     engine_->Run(work);
   } catch (...) {
-    closed_ = true;  // Reads may be in flight, into memory of the engine alone.
+    (void)engine_.release();  // Reads may be in flight into its memory, which is therefore never freed.
+    closed_ = true;
+    End();
     throw;
   }
   nanoseconds_ += (std::chrono::steady_clock::now() - began) / std::chrono::nanoseconds(1);
   reads_ += work.reads;
   bytes_ += work.bytes;
+  End();
   work.Check();
   for (const RowJob& job : jobs) rows_ += static_cast<int64_t>(job.rows.size());
+}
+
+std::span<const DiskReader::File> DiskReader::Begin() {
+  const MutexLock lock(state_);
+  if (closed_) throw DiskError(ECANCELED, "");
+  reading_ = true;
+  return files_;
+}
+
+void DiskReader::End() {
+  const MutexLock lock(state_);
+  reading_ = false;
+  if (closed_) LetGo();
 }
 
 void DiskReader::Close() {
@@ -215,7 +232,11 @@ void DiskReader::Close() {
     (void)engine_.release();
     return;
   }
-  const MutexLock lock(mutex_);
+  const MutexLock lock(state_);
+  if (!reading_) LetGo();
+}
+
+void DiskReader::LetGo() {
   engine_.reset();
   for (File& file : files_) {
     if (file.fd >= 0) close(std::exchange(file.fd, -1));

@@ -66,7 +66,8 @@ class DiskReader {
   // Throws DiskError, and for the reader itself std::system_error. Nothing is written afterwards.
   void Read(std::span<const RowJob> jobs);
 
-  // Ends a read in progress by DiskError(ECANCELED), as soon as the reads in flight are over, and all that follow.
+  // Ends a read in progress by DiskError(ECANCELED), and all that follow. Does not wait: a disk may hang. A read in
+  // progress keeps files and memory until its reads in flight are over, and lets them go itself.
   void Close();
 
   DiskCounts counts() const;
@@ -80,12 +81,18 @@ class DiskReader {
   };
   class Work;
 
+  std::span<const File> Begin();
+  void End();
+  void LetGo() REQUIRES(state_);
+
   const int64_t gap_;
   const int process_;
   std::atomic<bool> closed_{false};
-  Mutex mutex_;  // held while reads are in flight
-  std::unique_ptr<ReadEngine> engine_;  // used under mutex_
-  std::vector<File> files_ GUARDED_BY(mutex_);
+  Mutex turn_;   // held while reads are in flight, and while a file is opened
+  Mutex state_;  // held for moments, also by holders of the turn
+  bool reading_ GUARDED_BY(state_) = false;  // engine_ and files_ are in use: nobody else changes them
+  std::unique_ptr<ReadEngine> engine_;
+  std::vector<File> files_;
   const char* engine_name_;
   std::atomic<int64_t> reads_{0}, bytes_{0}, rows_{0}, nanoseconds_{0};
 };

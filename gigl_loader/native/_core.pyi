@@ -274,7 +274,10 @@ class DiskReader:
         file ends too early; ``OSError`` of ``ECANCELED``: the reader was closed.
         """
     def close(self) -> None:
-        """End a read in progress, and close the files. Closing twice is fine."""
+        """End a read in progress, and close the files. Closing twice is fine.
+
+        Does not wait: where a disk hangs, the read in progress closes its files once it is over.
+        """
     @property
     def counts(self) -> dict[str, Any]:
         """``reads``, ``bytes`` with gaps, ``rows``, and ``seconds`` in which a read was in progress."""

@@ -40,7 +40,10 @@ class RowReader(Protocol):
         """
 
     def close(self) -> None:
-        """End reads in progress, and let go of files. Closing twice is fine."""
+        """End reads in progress, and let go of files. Closing twice is fine.
+
+        Does not wait for a disk that hangs: a read that it holds up keeps its files and memory until it ends.
+        """
 
 
 class MappedRows:

@@ -162,6 +162,7 @@ class WindowThreads:
         self.cache.close()
 
     def join(self) -> None:
+        """Wait until the threads end. One whose disk hangs keeps what it reads into, and outlives this."""
         deadline = time.monotonic() + _JOIN_S
         for thread in self.threads:
             if thread is not threading.current_thread():

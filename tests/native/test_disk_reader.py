@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gigl_loader.native import DiskReader
+from tests.support.hanging_disk import hanging_disk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -268,6 +269,43 @@ def test_closing_ends_a_read_in_progress(engine: str, tmp_path: Path) -> None:
     for call in (lambda: reader.read([]), lambda: reader.open(str(path))):
         with pytest.raises(OSError, match="the reader was closed"):
             call()
+
+
+def test_closing_does_not_wait_for_a_disk_that_hangs(engine: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    written(tmp_path / "folder" / "rows", 1 << 20)
+    with hanging_disk(tmp_path / "folder", tmp_path / "disk") as disk:
+        path = disk.path / "rows"
+        reader = opened(engine)
+        file = reader.open(str(path))
+        assert reader.is_direct(file)
+        jobs = [job(file, 0, 256, np.arange(0, 256, 8), 4096) for _ in range(2)]
+        raised = []
+
+        def read(reader: DiskReader, done: tuple[Any, ...]) -> None:
+            try:
+                reader.read([done])
+            except OSError as error:
+                raised.append(error.errno)
+
+        disk.hang()
+        threads = [threading.Thread(target=read, args=(reader, each), daemon=True) for each in jobs]
+        for thread in threads:
+            thread.start()
+        disk.wait_for_a_reader()
+        began = time.monotonic()
+        reader.close()
+        assert time.monotonic() - began < 1
+        with pytest.raises(OSError, match="the reader was closed"):
+            reader.open(str(path))
+        assert not raised
+        assert any(_leads(each, path) for each in os.listdir("/proc/self/fd"))  # The read in flight has it.
+        del reader
+        disk.go_on()
+        for thread in threads:
+            thread.join(10)
+        assert raised == [errno.ECANCELED] * 2
+        assert not any(_leads(each, path) for each in os.listdir("/proc/self/fd"))
 
 
 def test_threads_take_turns(engine: str, tmp_path: Path) -> None:
