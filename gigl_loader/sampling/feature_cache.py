@@ -16,17 +16,18 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from gigl_loader.arrays import BoolArray, Bytes, Int64Array
+from gigl_loader.arrays import Bytes, Int64Array
 from gigl_loader.native import CacheIndex, copy_rows
 from gigl_loader.options import EdgeType, NodeType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import CachePolicy
+    from gigl_loader.sampling.partitioned import OwnerRows
     from gigl_loader.sampling.plan import ColumnPlan
-    from gigl_loader.sampling.rows import MappedRows, RowReader
+    from gigl_loader.sampling.rows import RowReader
     from gigl_loader.sampling.store import GatherRequest
 
 Kind: TypeAlias = NodeType | EdgeType
@@ -46,8 +47,8 @@ class CachedColumns:
     """Of each column."""
     num_rows: int
     """Rows of the type in the graph: more are never cached."""
-    here: MappedRows | None = None
-    """Reads the rows that lie in memory already. These rows take no slot."""
+    here: OwnerRows | None = None
+    """Reads rows of this host where ``reader`` reads those of other hosts. Rows of this host take no slot."""
     cached: bool = True
     """False: the reader reads memory, and is asked for every batch."""
     counted: bool = False
@@ -67,13 +68,13 @@ def cached_columns(
     readers: Mapping[Kind, RowReader],
     *,
     mapped: Collection[Kind] = (),
-    here: Mapping[Kind, MappedRows] | None = None,
+    here: Mapping[Kind, OwnerRows] | None = None,
     policy: CachePolicy = "census",
     degrees: Mapping[Kind, Bytes] | None = None,
 ) -> dict[Kind, CachedColumns]:
     """Return the columns that batches of a plan carry.
 
-    Rows of ``mapped`` types are in memory already; of the other types, rows that ``here`` reads.
+    Rows of ``mapped`` types are in memory already; of the other types, rows that ``here`` holds.
 
     ``degrees`` says how often rows are likely to be wanted, for the policy ``"degree"``.
     """
@@ -182,8 +183,12 @@ class FeatureCache:
         self._nbytes = max(self._nbytes - nbytes, 0)
 
     def to_cache(self, places: Places) -> Places:
-        """Return the places of a batch whose rows do not lie in memory already, for the other methods."""
-        return {kind: self._split(kind, rows)[0] for kind, rows in places.items()}
+        """Return the places of a batch whose rows take slots, for the other methods."""
+        here = {kind: each.here for kind, each in self._columns.items()}
+        return {
+            kind: rows if (reader := here.get(kind)) is None else rows[~reader.holds(rows)]
+            for kind, rows in places.items()
+        }
 
     def plan(self, batches: Sequence[Places], ahead: Sequence[Places]) -> Window | None:
         """Give slots to all rows of a window. ``None``, with nothing changed, where they do not fit now.
@@ -246,36 +251,28 @@ class FeatureCache:
             if not want.columns:
                 continue
             columns = self._columns[want.kind]
-            rows, where, held = self._split(want.kind, want.rows)
-            if columns.here is not None and held is not None:
-                _read(columns.here, want.rows[held], np.flatnonzero(held), want.out)
-                self._count(RowCounts(wanted=int(held.sum()), memory=int(held.sum())))
+            rows, where, counts = want.rows, None, RowCounts()
+            if columns.here is not None:
+                held = columns.here.holds(rows)
+                here, where = np.flatnonzero(held), np.flatnonzero(~held)
+                _read(columns.here.read_here, rows[here], here, want.out)
+                counts, rows = RowCounts(wanted=len(here), memory=len(here)), rows[where]
             found = slots.get(want.kind)
             if found is not None:
                 for memory, out in zip(self._types[want.kind].memory, want.out, strict=True):
                     copy_rows(memory, found, where, out)
             elif len(rows):
                 count = len(rows)
-                _read(columns.reader, rows, where, want.out)
+                _read(columns.reader.read, rows, where, want.out)
                 came = {"read": count, "read_bytes": count * columns.nbytes}
-                self._count(RowCounts(wanted=count, **(came if columns.cached else {"memory": count})))
+                counts += RowCounts(wanted=count, **(came if columns.cached else {"memory": count}))
+            self._count(counts)
 
     def close(self) -> None:
         """End reads in progress. Closing twice is fine."""
         self._closed = True  # A collection may call this anywhere: it takes no lock.
         for each in self._columns.values():
             each.reader.close()
-
-    def _split(self, kind: Kind, rows: Int64Array) -> tuple[Int64Array, Int64Array | None, BoolArray | None]:
-        """Return the rows that are read through the cache, their indices, and which rows are not.
-
-        ``None`` where all of them are.
-        """
-        columns = self._columns.get(kind)
-        if columns is None or columns.here is None:
-            return rows, None, None
-        held = columns.here.holds(rows)
-        return rows[~held], np.flatnonzero(~held), held
 
     def _count(self, counts: RowCounts) -> None:
         with self._lock:
@@ -306,10 +303,15 @@ def unfilled_bytes() -> int:
         return sum(each.unfilled_bytes for each in _CACHES)
 
 
-def _read(reader: RowReader, rows: Int64Array, where: Int64Array | None, out: Sequence[Bytes]) -> None:
+def _read(
+    read: Callable[[Int64Array, Int64Array, Sequence[Bytes]], None],
+    rows: Int64Array,
+    where: Int64Array | None,
+    out: Sequence[Bytes],
+) -> None:
     """Read rows of a batch, in any order, straight into its frame: row i to ``where[i]``, or to i."""
     order = np.argsort(rows)  # Not stable: five times as fast.
-    reader.read(rows[order], order if where is None else where[order], out)
+    read(rows[order], order if where is None else where[order], out)
 
 
 _INDEX_BYTES = 22

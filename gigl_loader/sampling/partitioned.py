@@ -164,10 +164,13 @@ class PartitionedStore:
         rows: Int64Array,
         targets: Int64Array,
         out: Sequence[Bytes],
+        *,
+        here: bool = False,
     ) -> None:
         """Write row ``rows[i]`` of column c to ``out[c][targets[i]]``, as ``RowReader.read`` does.
 
         Each owner gets one request, or several at the same time where one would take more than 16 MiB.
+        ``here``: this host ``holds`` all of the rows, so that they wait for no request to an owner.
         """
         self._check_open()
         width = sum(matrix.shape[1] for matrix in out)
@@ -190,11 +193,22 @@ class PartitionedStore:
                 offset = 0 if isinstance(kind, str) else part << SLOT_BITS
                 request = FeatureRequest(kind=kind, columns=columns, rows=unique[piece] - offset)
                 job = partial(self._stores[part].gather, request, places[piece], out)
-                work.add(job, here=part in self._local)
+                work.add(job, here=here or part in self._local)
         if unique is not rows:
             copies = targets[np.flatnonzero(first)[np.cumsum(first) - 1]][~first]
             for matrix in out:
                 matrix[targets[~first]] = matrix[copies]
+
+    def holds(self, kind: NodeType | EdgeType, rows: Int64Array) -> BoolArray:
+        """Return which rows lie on this host, bool [N]: in its partitions or in its cache of other rows."""
+        found = np.zeros(len(rows), np.bool_)
+        for part, (owned, places) in enumerate(split_by_owner(rows, self._bounds[kind])):
+            store = self._stores[part]
+            if part in self._local:
+                found[places] = True
+            elif hasattr(store, "holds"):
+                found[places] = store.holds(kind, owned)
+        return found
 
     def _check_open(self) -> None:
         if self._closed and self._pool is not None:
@@ -232,6 +246,14 @@ class OwnerRows:
 
     def read(self, rows: Int64Array, targets: Int64Array, out: Sequence[Bytes]) -> None:
         self._store.read(self._kind, self._columns, rows, targets, out)
+
+    def holds(self, rows: Int64Array) -> BoolArray:
+        """Return which rows lie on this host, bool [N]."""
+        return self._store.holds(self._kind, rows)
+
+    def read_here(self, rows: Int64Array, targets: Int64Array, out: Sequence[Bytes]) -> None:
+        """Read rows that this host ``holds``, as ``read`` does."""
+        self._store.read(self._kind, self._columns, rows, targets, out, here=True)
 
     def close(self) -> None:
         self._store.close()

@@ -292,6 +292,14 @@ class CachingStore:
             if target.shape[1]:
                 copy_rows(cached.columns[name], hits, hit_places, target)
 
+    def holds(self, kind: NodeType | EdgeType, rows: Int64Array) -> BoolArray:
+        found = np.zeros(len(rows), np.bool_)
+        if isinstance(kind, str) and (cached := self._cached.get(kind)) is not None:
+            places = np.arange(len(rows))
+            hits = split_by_cache(cached.bits, cached.ranks, cached.num_rows, rows - cached.first, places)
+            found[hits[1]] = True
+        return found
+
     def wire(self) -> WireCounts:
         return self._inner.wire() if hasattr(self._inner, "wire") else WireCounts()
 

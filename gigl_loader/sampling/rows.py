@@ -21,7 +21,7 @@ from gigl_loader.tensors import as_rows
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from gigl_loader.arrays import BoolArray, Bytes, Int64Array
+    from gigl_loader.arrays import Bytes, Int64Array
     from gigl_loader.graph.graph import Graph
     from gigl_loader.options import EdgeType, NodeType
 
@@ -73,10 +73,6 @@ class MappedRows:
         for part, first, where in self._ranges.split(rows):
             for column, matrix in zip(self._rows[part], out, strict=True):
                 copy_rows(column, rows[where], targets[where], matrix, first=first)
-
-    def holds(self, rows: Int64Array) -> BoolArray:
-        """Return which rows lie in the partitions that are read, bool [N]."""
-        return self._ranges.holds(rows)
 
     def close(self) -> None:
         """Do nothing: the maps are the graph's."""
@@ -168,11 +164,6 @@ class _Ranges:
         self.parts = graph.parts if parts is None else tuple(sorted(parts))
         edge_bounds = np.arange(graph.schema.num_partitions + 1, dtype=np.int64) << SLOT_BITS
         self._bounds = graph.bounds(kind) if isinstance(kind, str) else edge_bounds
-        self._read: BoolArray = np.isin(np.arange(graph.schema.num_partitions), self.parts)
-
-    def holds(self, rows: Int64Array) -> BoolArray:
-        """Return which rows lie in the partitions that are read, bool [N]."""
-        return self._read[np.searchsorted(self._bounds, rows, side="right") - 1]
 
     def split(self, rows: Int64Array) -> Iterator[tuple[int, int, slice]]:
         """Yield the partitions of ``rows``, which ascend: number, place of its first row, and which are its.

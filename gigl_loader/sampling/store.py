@@ -262,7 +262,8 @@ class WireCounts:
 class NeighborStore(Protocol):
     """Neighbours, rows and edges of one partition. Thread-safe.
 
-    One that uses a network also has ``wire() -> WireCounts``.
+    One that uses a network also has ``wire() -> WireCounts``; where some rows lie on this host,
+    ``holds(kind, rows) -> bool [N]`` says which.
     """
 
     def sample(self, ask: NeighborRequest) -> Neighbors:

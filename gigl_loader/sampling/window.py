@@ -281,18 +281,19 @@ def disk_windows(inner: BatchSource, graph: Graph, request: SourceRequest) -> Wi
 def host_windows(
     inner: BatchSource, graph: Graph, request: SourceRequest, store: PartitionedStore
 ) -> WindowedSource:
-    """Return a source whose features are read from the maps of ``graph`` and, elsewhere, from other hosts.
+    """Return a source whose features are read from this host, which holds ``graph``, and from other hosts.
 
     ``inner`` delivers frames with deferred features. ``store`` is used by this source only, and closed with
-    it. Rows in the maps take no memory of the cache.
+    it. Rows that it holds on this host take no memory of the cache.
     """
-    columns = [*columns_with_bytes(graph.schema, request.plan.columns)]
+    columns = columns_with_bytes(graph.schema, request.plan.columns)
+    readers = {kind: OwnerRows(store, kind, names) for kind, names in columns}
     return _windows(
         inner,
         graph.schema,
         request,
-        {kind: OwnerRows(store, kind, names) for kind, names in columns},
-        here={kind: MappedRows(graph, kind, names) for kind, names in columns},
+        readers,
+        here=readers,
         origin="wire",
         degrees=_degrees(graph, request),
         wire=store.wire,
@@ -329,7 +330,7 @@ def _windows(
     readers: Mapping[Kind, RowReader],
     *,
     origin: str,
-    here: Mapping[Kind, MappedRows] | None = None,
+    here: Mapping[Kind, OwnerRows] | None = None,
     degrees: Mapping[Kind, Bytes] | None = None,
     wire: Callable[[], WireCounts] = WireCounts,
 ) -> WindowedSource:

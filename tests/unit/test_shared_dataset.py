@@ -107,33 +107,38 @@ def test_two_hosts_sample_the_batches_of_one(graph: Path, host_graphs: list[Path
 
 
 @pytest.mark.usefixtures("no_leftovers")
-@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("num_workers", "cache_size"), [(0, 0), (0, "1KB"), pytest.param(1, 0, marks=pytest.mark.slow)]
+)
 def test_a_row_of_another_host_crosses_once_while_it_is_in_the_cache(
-    host_graphs: list[Path], num_workers: int
+    host_graphs: list[Path], num_workers: int, cache_size: int | str
 ) -> None:
     options: dict[str, Any] = {"batch_size": 20, "shuffle": True, "seed": 4, "edge_columns": []}
     options |= {"sharding": "none", "timeout": 20, "num_workers": num_workers}
 
-    def program(group: RankGroup) -> tuple[list[Any], list[Any], Any, Any, str, Any]:
-        with DistDataset.open(host_graphs[group.rank], timeout=20, cache_size=0) as dataset:
+    def program(group: RankGroup) -> tuple[Any, ...]:
+        with DistDataset.open(host_graphs[group.rank], timeout=20, cache_size=cache_size) as dataset:
             with DistNeighborLoader(dataset, [4, 3], "train", **options) as plain:
                 expected = [batch for _ in range(3) for batch in plain]
             with DistNeighborLoader(dataset, [4, 3], "train", feature_memory="1MB", **options) as loader:
                 seen = [*loader, *loader, *islice(loader, 2)]
                 loader.load_state_dict(loader.state_dict())
                 seen += loader
-                return seen, expected, loader.stats(), plain.stats(), repr(loader), dataset
+                stats = (loader.stats(), plain.stats(), repr(loader))
+            wanted = dataset.positions("node", np.concatenate([batch.n_id.numpy() for batch in seen]))
+            local = (wanted >= dataset.schema.nodes["node"].bounds[1]) == group.rank
+            return seen, expected, wanted, local, dataset._open_store().holds("node", wanted), *stats
 
-    for rank, (seen, expected, stats, plain, shown, dataset) in enumerate(
-        _values(run_ranks(2, program, hosts=TWO_HOSTS))
+    for seen, expected, wanted, local, held, stats, plain, shown in _values(
+        run_ranks(2, program, hosts=TWO_HOSTS)
     ):
         assert len(seen) == len(expected)
         assert all(map(same_batch, seen, expected))
-        wanted = dataset.positions("node", np.concatenate([batch.n_id.numpy() for batch in seen]))
-        here = (wanted >= dataset.schema.nodes["node"].bounds[1]) == rank
+        assert held[local].all()
+        assert held[~local].any() == bool(cache_size)
         rows = stats["rows"]
-        assert rows["wire"] == len(np.unique(wanted[~here])) > 0
-        assert rows["memory"] >= here.sum()
+        assert rows["wire"] == len(np.unique(wanted[~held])) > 0
+        assert rows["memory"] >= held.sum()
         assert rows["wanted"] == rows["cache"] + rows["memory"] + rows["wire"] >= len(wanted)
         assert 0 < stats["wire_bytes_in"] < plain["wire_bytes_in"]
         assert "features from owners (cache of" in shown
