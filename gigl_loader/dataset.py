@@ -324,7 +324,8 @@ class DistDataset(GraphQueries):
                 return source
             if self._membership is None:
                 return disk_windows(source, self._graph, request)
-            return host_windows(source, self._graph, request, self._store_of_loader(request))
+            store = self._store_of_loader(request, threads=2)  # One fetches, one completes.
+            return host_windows(source, self._graph, request, store)
 
         return start_source(
             open_source,
@@ -414,11 +415,14 @@ class DistDataset(GraphQueries):
             memory=request.memory,
         )
 
-    def _store_of_loader(self, request: SourceRequest) -> PartitionedStore:
-        """Return a store for this process, where other hosts hold partitions. Its source closes it."""
+    def _store_of_loader(self, request: SourceRequest, *, threads: int = 1) -> PartitionedStore:
+        """Return a store for ``threads`` of this process, where other hosts hold partitions.
+
+        The loader's source closes it.
+        """
         assert self._membership is not None
         timeout_s = _SHARE_OF_PEERS * request.timeout_s
-        store = self._membership.peers.open_store(self._graph, timeout_s=timeout_s)
+        store = self._membership.peers.open_store(self._graph, timeout_s=timeout_s, concurrency=threads)
         self._stores.add(store)
         return store
 

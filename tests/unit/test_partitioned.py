@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from gigl_loader.arrays import BoolArray
+from gigl_loader.arrays import BoolArray, Int64Array
 from gigl_loader.errors import StorageUnavailable
 from gigl_loader.sampling.local_store import LocalStore
-from gigl_loader.sampling.partitioned import FrontierRequest, PartitionedStore
+from gigl_loader.sampling.partitioned import FrontierRequest, OwnerRows, PartitionedStore
 from gigl_loader.sampling.store import (
+    SLOT_BITS,
     DrawRule,
     EdgeRequest,
     FeatureRequest,
@@ -34,6 +35,7 @@ from tests.support.stores import store_graphs
 
 if TYPE_CHECKING:
     from gigl_loader.graph.graph import Graph
+    from gigl_loader.options import EdgeType, NodeType
 
 SECONDS = 20
 EDGE = ("item", "similar", "item")
@@ -85,6 +87,14 @@ class Told:
 
     def wire(self) -> WireCounts:
         return self.counts
+
+
+class Keeping(Told):
+    """A store of which this host has the even rows of nodes."""
+
+    def holds(self, kind: NodeType | EdgeType, rows: Int64Array) -> BoolArray:
+        held: BoolArray = (rows % 2 == 0) & isinstance(kind, str)
+        return held
 
 
 def _ask(graph: Graph) -> FrontierRequest:
@@ -161,6 +171,26 @@ def test_rows_that_all_lie_elsewhere_are_asked_for_at_once_too(graph: Graph) -> 
     with closing(store):
         store.gather([_want(graph)])
     assert sum(each.finished == [threading.current_thread().name] for each in told) == 1
+
+
+def test_rows_that_lie_on_this_host_wait_for_no_owner(graph: Graph) -> None:
+    """Of partition 0, which another host owns, this host has the rows of a cache."""
+    (first, begin, end, _), kept = graph.bounds("item").tolist(), Keeping(LocalStore(graph, 0))
+    other = Told(LocalStore(graph, 2), partial(pytest.fail, "it is asked for none of its rows"))
+    store = PartitionedStore(graph.schema, local={1: LocalStore(graph, 1)}, remote={0: kept, 2: other})
+    everything = np.random.default_rng(0).permutation(graph.bounds("item")[-1])
+    with closing(store):
+        reader = OwnerRows(store, "item", ["x"])
+        held = reader.holds(everything)
+        expected = (everything >= begin) & (everything < end) | (everything < begin) & (everything % 2 == 0)
+        assert (held == expected).all()
+        rows = np.sort(everything[held])
+        out = [np.zeros((len(rows), 64), np.uint8)]
+        reader.read_here(rows, np.arange(len(rows)), out)
+        assert store.holds(EDGE, np.arange(3) << SLOT_BITS).tolist() == [False, True, False]
+    assert kept.finished == [threading.current_thread().name]
+    stored = np.concatenate([as_rows(graph.node_column("item", "x", part), 64) for part in range(3)])
+    assert np.array_equal(out[0], stored[rows - first])
 
 
 def test_a_closed_store_asks_nobody(graph: Graph) -> None:

@@ -87,6 +87,7 @@ def test_what_is_cached_is_not_asked_for_again() -> None:
 
     rows = fetch(store, list(range(low, high)))[0]
 
+    assert np.flatnonzero(store.holds("item", np.arange(low, high))).tolist() == [row - low for row in cached]
     assert rows.tobytes() == graph.node_column("item", "x", 1).tobytes()
     assert inner.rows == [row for row in range(low, high) if row not in cached]
 
