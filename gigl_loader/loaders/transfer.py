@@ -311,7 +311,7 @@ class ResidentTransfer:
 
     def load(self, frame: Frame) -> FrameTensors:
         tensors = self._transfer.load(frame)
-        if not any(name.endswith(RESIDENT) for name in frame.names):
+        if not any(name.endswith(f"/{RESIDENT}") for name in frame.names):
             return tensors
         if not self._tables:
             raise RuntimeError("the loader was shut down while a batch was made")

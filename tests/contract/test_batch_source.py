@@ -36,6 +36,7 @@ WORKER_KINDS = [
     *(SourceKind(workers, plan=plan) for plan in ("links", "anchors", "ppr") for workers in (0, 2)),
     SourceKind(2, plan="induced"),
     *(SourceKind(workers, windowed=True) for workers in (0, 2)),
+    SourceKind(2, windowed=True, on_device=True),
     *(SourceKind(2, plan=plan, windowed=True) for plan in ("links", "anchors", "ppr")),
 ]
 Kind: TypeAlias = SourceKind | RemoteKind

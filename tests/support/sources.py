@@ -9,9 +9,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+import torch
 
+from gigl_loader.channel.frame import Frame
 from gigl_loader.graph.folder import DiskFolder, MemoryFolder
 from gigl_loader.graph.graph import Graph
+from gigl_loader.loaders.transfer import HostTransfer, ResidentTransfer
 from gigl_loader.options import WorkerOptions
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
 from gigl_loader.sampling.feature_cache import FeatureCache, cached_columns
@@ -23,16 +26,18 @@ from gigl_loader.sampling.plans.ablp import ABLPPlan
 from gigl_loader.sampling.plans.link import LinkPlan
 from gigl_loader.sampling.plans.ppr import PPRPlan
 from gigl_loader.sampling.request import SEED
+from gigl_loader.sampling.resident import ResidentRows
+from gigl_loader.sampling.row_cache import reference_counts
 from gigl_loader.sampling.rows import DiskRows
 from gigl_loader.sampling.schedule import Schedule
 from gigl_loader.sampling.source import InlineSource
 from gigl_loader.sampling.window import WindowedSource
+from gigl_loader.tensors import Layout
 from gigl_loader.workers.source import WorkerSource
 from tests.support.faults import FAULTY_SAMPLER, FaultPlan, FaultySampler, GraphWithFaults
 from tests.support.plans import neighbor_plan, with_sampler
 
 if TYPE_CHECKING:
-    from gigl_loader.channel.frame import Frame
     from gigl_loader.sampling.source import BatchSource
 
 NUM_BATCHES = 12
@@ -142,10 +147,13 @@ class SourceKind:
     plan: str = "nodes"
     windowed: bool = False
     """Features are read from a disk, in windows, into a cache of a third of them."""
+    on_device: bool = False
+    """A third of the rows stays on the device: frames are completed here."""
 
     def __str__(self) -> str:
         kind = f"{self.workers}-{self.method}" if self.workers else "inline"
         kind += "-windowed" if self.windowed else ""
+        kind += "-device" if self.on_device else ""
         return kind if self.plan == "nodes" else f"{kind}-{self.plan}"
 
     @property
@@ -181,7 +189,49 @@ class SourceKind:
         reader = DiskRows(graph, "node", plan.columns.nodes["node"])
         columns = cached_columns(graph.schema, plan.columns, {"node": reader})
         cache = FeatureCache(columns, _NUM_NODES // 3 * 100)
-        return WindowedSource(inner, Completion(graph.schema, plan), cache, **channel)
+        if not self.on_device:
+            return WindowedSource(inner, Completion(graph.schema, plan), cache, **channel)
+        transfer = ResidentTransfer(HostTransfer(), torch.device("cpu"))
+        resident = ResidentRows(
+            transfer,
+            plan.frame(graph.schema),
+            {"node": reader},
+            {"node": _NUM_NODES},
+            nbytes=_NUM_NODES // 3 * 72,
+            degrees={"node": reference_counts(graph, "node")},
+        )
+        source = WindowedSource(inner, Completion(graph.schema, plan), cache, resident=resident, **channel)
+        return cast("BatchSource", _WholeFrames(source, transfer))
+
+
+class _WholeFrames:
+    """A source whose frames are completed with the rows on the device."""
+
+    def __init__(self, source: WindowedSource, transfer: ResidentTransfer) -> None:
+        self._source = source
+        self._transfer = transfer
+        self._left_out = 0
+        """Bytes, of all frames."""
+
+    def stats(self) -> dict[str, Any]:
+        stats = self._source.stats()
+        return {**stats, "bytes": stats["bytes"] + self._left_out}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def receive(self, timeout: float) -> Frame:
+        frame = self._source.receive(timeout)
+        tensors, names = self._transfer.load(frame), [name for name in frame.names if "/+" not in name]
+        arrays = {name: tensors.tensor(name).numpy() for name in names}
+        specs = {name: replace(frame.layout.specs[name], shape=each.shape) for name, each in arrays.items()}
+        layout = Layout.plan(specs, frame.layout.metadata)
+        buffer = np.empty(layout.nbytes, np.uint8)
+        buffer[: len(layout.header)] = np.frombuffer(layout.header, np.uint8)
+        for name, array in arrays.items():
+            layout.view(buffer, name)[:] = array
+        self._left_out += layout.nbytes - frame.nbytes
+        return Frame(buffer, layout)
 
 
 def bytes_of(frame: Frame) -> bytes:

@@ -6,16 +6,19 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 
 from gigl_loader import DistDataset, DistLinkNeighborLoader, DistNeighborLoader
+from gigl_loader.channel.frame import Frame
 from gigl_loader.errors import StorageUnavailable
 from gigl_loader.graph.folder import DiskFolder
-from gigl_loader.loaders.transfer import ResidentTransfer, SynchronousTransfer
+from gigl_loader.loaders.transfer import HostTransfer, ResidentTransfer, SynchronousTransfer
 from gigl_loader.partition import build_graph, tables_from_pyg
 from gigl_loader.sampling import resident
 from gigl_loader.sampling.rows import MappedRows
+from gigl_loader.tensors import ArraySpec, Layout
 from tests.support.pyg_graphs import heterogeneous, homogeneous, same_batch
 
 if TYPE_CHECKING:
@@ -167,6 +170,13 @@ def test_rows_that_cannot_be_read_change_no_batch(
         assert (loader.stats()["rows"]["device"] == 0) is given_up
     assert not failures
     assert ("no features stay on the device" in caplog.text) is given_up
+
+
+def test_names_of_types_are_no_rows_on_the_device() -> None:
+    layout = Layout.plan({"merged/a+b+resident": ArraySpec("I32", (0,))}, {"epoch": "0", "batch": "0"})
+    frame = Frame(np.empty(layout.nbytes, np.uint8), layout)
+    transfer = ResidentTransfer(HostTransfer(), torch.device("cpu"))
+    assert transfer.load(frame).tensor("merged/a+b+resident").shape == (0,)
 
 
 def test_memory_is_let_go_with_the_loader_and_no_frame_is_completed_without_it() -> None:
