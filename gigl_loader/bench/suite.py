@@ -87,6 +87,7 @@ class Suite:
         return prepare(self.workload, self.folder, partitions=partitions)
 
     def _seeds(self) -> npt.NDArray[np.int64]:
+        """Return the seeds of an epoch. A graph was made before."""
         return training_seeds(self.workload, self.folder)
 
     def _sampling(self) -> Iterator[tuple[str, Case]]:
@@ -110,8 +111,8 @@ class Suite:
 
     def _store(self) -> Iterator[tuple[str, Case]]:
         """Yield the loader that samples where it trains, one server with as many workers, several servers."""
-        seeds = self._seeds()
         yield self._loader(2)
+        seeds = self._seeds()
         for setup in (*SETUPS, *cached_setups(self.caches, self.windows)):
             yield str(setup), store_case(self._graph(setup.servers), seeds, self.workload, setup)
         for setup in (SMALL, SMALL_RING):

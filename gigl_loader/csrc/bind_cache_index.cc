@@ -37,7 +37,7 @@ NewArray<int64_t> Copied(const std::vector<int64_t>& values) {
   return HandOver(std::move(memory), values.size());
 }
 
-nb::object Plan(CacheIndex& index, const RowLists& batches, const RowLists& ahead) {
+nb::object Plan(CacheIndex& index, const RowLists& batches, const RowLists& ahead, bool partial) {
   Require(ahead.size() < CacheIndex::kMaxAhead, "ahead has at most 2^23 - 1 batches");
   const std::vector<std::span<const int64_t>> rows = Spans(batches), later = Spans(ahead);
   std::vector<std::unique_ptr<int64_t[]>> slots;
@@ -49,7 +49,7 @@ nb::object Plan(CacheIndex& index, const RowLists& batches, const RowLists& ahea
   {
     ReleaseGil release;
     all_accepted = std::all_of(rows.begin(), rows.end(), accepted) && std::all_of(later.begin(), later.end(), accepted);
-    if (all_accepted) plan = index.Plan(rows, later, targets);
+    if (all_accepted) plan = index.Plan(rows, later, targets, partial);
   }
   RequireRows(index, all_accepted);
   if (!plan) return nb::none();
@@ -83,7 +83,7 @@ void BindCacheIndex(nb::module_& m) {
   using namespace nb::literals;
   nb::class_<CacheIndex>(m, "CacheIndex")
       .def("__init__", &Init, "num_slots"_a, "num_rows"_a = 0)
-      .def("plan", &Plan, "batches"_a.noconvert(), "ahead"_a.noconvert() = nb::list())
+      .def("plan", &Plan, "batches"_a.noconvert(), "ahead"_a.noconvert() = nb::list(), "partial"_a = false)
       .def("release", [](CacheIndex& index, int64_t window) { RequirePinned(index.Release(window), window); }, "window"_a)
       .def("forget", [](CacheIndex& index, int64_t window) { RequirePinned(index.Forget(window), window); }, "window"_a)
       .def("count", &Count, "rows"_a.noconvert())

@@ -22,6 +22,17 @@ std::span<const int64_t> BlockOf(std::span<const int64_t> values, size_t begin) 
   return values.subspan(begin, std::min(kBlock, values.size() - begin));
 }
 
+// Every bit of a row reaches the high bits, which choose the place in the table, and the low ones, the tag.
+uint64_t Hash(int64_t row) {
+  uint64_t hash = static_cast<uint64_t>(row);
+  hash = (hash ^ (hash >> 32)) * 0x9E3779B97F4A7C15u;
+  hash = (hash ^ (hash >> 29)) * 0xD6E8FEB86659FD93u;
+  return hash ^ (hash >> 32);
+}
+
+// Scales the upper half of a hash to a place in a table of this size.
+size_t PlaceOf(uint64_t hash, size_t size) { return static_cast<size_t>(((hash >> 32) * size) >> 32); }
+
 // Sorts rows that are not negative, least significant digit first. A digit that all rows share costs nothing: the rows
 // of edges have a partition far above them.
 void RadixSort(std::vector<int64_t>& rows) {
@@ -50,6 +61,70 @@ size_t ClassOf(const std::vector<int64_t>& sizes, int64_t& rank) {
 }
 
 }  // namespace
+
+// Rows of a window that compete for slots with rows in the cache.
+class RowsWithoutSlot {
+ public:
+  // `rows` are distinct, and stay where they are.
+  explicit RowsWithoutSlot(std::span<const int64_t> rows) : rows_(rows), ranks_(rows.size()), table_(2 * rows.size()) {
+    for (size_t i = 0; i < rows.size(); ++i) {
+      size_t at = PlaceOf(Hash(rows[i]), table_.size());
+      while (table_[at] != 0) at = Next(at);
+      table_[at] = static_cast<uint32_t>(i + 1);
+    }
+  }
+
+  size_t size() const { return rows_.size(); }
+
+  // Gives a rank to those of a block of rows that have none yet. Returns how many.
+  int64_t Rank(std::span<const int64_t> block, uint32_t rank) {
+    if (rows_.empty()) return 0;
+    std::array<size_t, kBlock> at;
+    for (size_t i = 0; i < block.size(); ++i) {
+      at[i] = PlaceOf(Hash(block[i]), table_.size());
+      __builtin_prefetch(&table_[at[i]]);
+    }
+    int64_t count = 0;
+    for (size_t i = 0; i < block.size(); ++i) {
+      size_t place = at[i];
+      while (table_[place] != 0 && rows_[table_[place] - 1] != block[i]) place = Next(place);
+      if (table_[place] == 0 || ranks_[table_[place] - 1] != 0) continue;
+      ranks_[table_[place] - 1] = rank;
+      ++count;
+    }
+    return count;
+  }
+
+  // Adds their counts to the ranks of those with this one, and to the numbers of rows with each count.
+  void RankByCount(std::span<const uint8_t> counts, uint32_t rank, std::vector<int64_t>& sizes) {
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      if (i + kAhead < rows_.size()) __builtin_prefetch(&counts[rows_[i + kAhead]]);
+      if (ranks_[i] != rank) continue;
+      ranks_[i] |= counts[rows_[i]];
+      ++sizes[counts[rows_[i]]];
+    }
+  }
+
+  // Leaves out the rows with a lower rank, and of those with this one the first `left`, which it counts down.
+  void Drop(uint32_t rank, int64_t& left) {
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      if (ranks_[i] > rank || (ranks_[i] == rank && left == 0)) {
+        chosen_.push_back(rows_[i]);
+      } else if (ranks_[i] == rank) {
+        --left;
+      }
+    }
+  }
+  std::vector<int64_t> TakeChosen() { return std::move(chosen_); }
+
+ private:
+  size_t Next(size_t at) const { return at + 1 == table_.size() ? 0 : at + 1; }
+
+  std::span<const int64_t> rows_;
+  std::vector<int64_t> chosen_;
+  std::vector<uint32_t> ranks_;  // as those of slots
+  std::vector<uint32_t> table_;  // linear probing: which row, + 1; 0: empty
+};
 
 void* AllocateHuge(size_t nbytes) {
   constexpr size_t kPage = size_t{1} << 21;
@@ -80,13 +155,7 @@ size_t CacheIndex::nbytes() const {
          wanted_.capacity() * sizeof(Wanted);
 }
 
-// Every bit of a row reaches the high bits, which choose the place in the table, and the low ones, the tag.
-uint64_t CacheIndex::Hash(int64_t row) {
-  uint64_t hash = static_cast<uint64_t>(row);
-  hash = (hash ^ (hash >> 32)) * 0x9E3779B97F4A7C15u;
-  hash = (hash ^ (hash >> 29)) * 0xD6E8FEB86659FD93u;
-  return hash ^ (hash >> 32);
-}
+size_t CacheIndex::Home(uint64_t hash) const { return PlaceOf(hash, table_.size()); }
 
 // A lookup reads a place of the table, and a slot. Each of these steps runs over a block of rows, so that their cache
 // misses overlap.
@@ -157,7 +226,7 @@ void CacheIndex::Remove(std::span<const int64_t> slots) {
 
 std::optional<WindowPlan> CacheIndex::Plan(std::span<const std::span<const int64_t>> batches,
                                            std::span<const std::span<const int64_t>> ahead,
-                                           std::span<int64_t* const> slots) {
+                                           std::span<int64_t* const> slots, bool partial) {
   WindowPlan plan{first_ + static_cast<int32_t>(windows_.size()), {}, {}};
   int64_t num_evictable = num_used_ - num_pinned_;
   int64_t num_wanted = 0;
@@ -183,13 +252,16 @@ std::optional<WindowPlan> CacheIndex::Plan(std::span<const std::span<const int64
   plan.missing.erase(std::unique(plan.missing.begin(), plan.missing.end()), plan.missing.end());
   const int64_t num_missing = static_cast<int64_t>(plan.missing.size());
   const int64_t num_free = std::min(num_slots() - num_used_, num_missing);
-  const int64_t num_victims = num_missing - num_free;
-  if (num_victims > num_evictable) {
+  const bool fits = num_missing - num_free <= num_evictable;
+  if (!fits && !partial) {
     for (const auto& [slot, last] : wanted_) slots_[slot].last = last;
     return std::nullopt;
   }
 
-  const std::vector<int64_t> victims = Victims(ahead, num_evictable, num_victims);
+  RowsWithoutSlot rivals(fits ? std::span<const int64_t>() : plan.missing);
+  const std::vector<int64_t> victims = Victims(ahead, num_evictable, num_missing - num_free, rivals);
+  if (!fits) plan.missing = rivals.TakeChosen();
+  const int64_t num_read = static_cast<int64_t>(plan.missing.size()), num_victims = num_read - num_free;
   for (int64_t slot = 0; static_cast<int64_t>(plan.missing_slots.size()) < num_free; ++slot) {
     if (slots_[slot].row < 0) plan.missing_slots.push_back(slot);
   }
@@ -200,8 +272,8 @@ std::optional<WindowPlan> CacheIndex::Plan(std::span<const std::span<const int64
   for (const auto& [slot, last] : wanted_) {
     if (last >= first_) --At(last).num_slots;
   }
-  windows_.push_back({true, static_cast<int64_t>(wanted_.size()) + num_missing, plan.missing_slots});
-  num_pinned_ = num_used_ - (num_evictable - num_victims) + num_missing;
+  windows_.push_back({true, static_cast<int64_t>(wanted_.size()) + num_read, plan.missing_slots});
+  num_pinned_ = num_used_ - (num_evictable - num_victims) + num_read;
   for (size_t i = 0; i < plan.missing.size(); ++i) slots_[plan.missing_slots[i]] = {plan.missing[i], plan.number, 0};
   Insert(plan.missing_slots);
   for (size_t b = 0; b < batches.size(); ++b) FindMissing(batches[b], slots[b]);
@@ -228,15 +300,17 @@ void CacheIndex::FindMissing(std::span<const int64_t> rows, int64_t* slots) cons
   }
 }
 
-// The slots whose rows make room for `count` others, ascending. `num_evictable` could.
+// The slots whose rows make room for others, ascending: `count` of them, of `num_evictable`, less the rivals that get no
+// slot.
 std::vector<int64_t> CacheIndex::Victims(std::span<const std::span<const int64_t>> ahead, int64_t num_evictable,
-                                         int64_t count) {
+                                         int64_t count, RowsWithoutSlot& rivals) {
   std::vector<int64_t> victims;
   if (count == 0) return victims;
-  // Slots up to this rank and window go, `left` of those with both.
+  // Rivals up to this rank and slots up to this rank and window go, `left` of the last.
   int64_t left = count;
-  uint32_t rank = static_cast<uint32_t>(ClassOf(RankByNextUse(ahead, num_evictable, count), left)) << 8;
-  if (!counts_.empty()) rank |= static_cast<uint32_t>(ClassOf(RankByCount(rank), left));
+  uint32_t rank = static_cast<uint32_t>(ClassOf(RankByNextUse(ahead, num_evictable, count, rivals), left)) << 8;
+  if (!counts_.empty()) rank |= static_cast<uint32_t>(ClassOf(RankByCount(rank, rivals), left));
+  rivals.Drop(rank, left);
   int32_t last = 0;
   for (int shift = first_ < 1 << 16 ? 0 : 16; shift >= 0; shift -= 16) {
     std::vector<int64_t> sizes(std::min(first_ >> shift, 0xFFFF) + 1);
@@ -258,12 +332,13 @@ std::vector<int64_t> CacheIndex::Victims(std::span<const std::span<const int64_t
 }
 
 // Ranks slots that can be evicted by the next use of their rows: 0 without one, else the higher the sooner, in the
-// upper 24 bits. Returns how many have each. Looks ahead only until it knows `count` slots that go first.
+// upper 24 bits; and rivals in the same way. Returns how many have each. Looks ahead only until it knows `count` that go
+// first.
 std::vector<int64_t> CacheIndex::RankByNextUse(std::span<const std::span<const int64_t>> ahead, int64_t num_evictable,
-                                               int64_t count) {
+                                               int64_t count, RowsWithoutSlot& rivals) {
   std::vector<int64_t> sizes(ahead.size() + 1);
   std::array<int64_t, kBlock> found;
-  sizes[0] = num_evictable;
+  sizes[0] = num_evictable + static_cast<int64_t>(rivals.size());
   for (size_t b = 0; b < ahead.size() && sizes[0] > count; ++b) {
     const size_t use = ahead.size() - b;
     for (size_t begin = 0; begin < ahead[b].size(); begin += kBlock) {
@@ -272,16 +347,17 @@ std::vector<int64_t> CacheIndex::RankByNextUse(std::span<const std::span<const i
       for (size_t i = 0; i < block.size(); ++i) {
         if (found[i] < 0 || slots_[found[i]].rank != 0 || !Evictable(slots_[found[i]])) continue;
         slots_[found[i]].rank = static_cast<uint32_t>(use) << 8;
-        --sizes[0];
         ++sizes[use];
       }
+      sizes[use] += rivals.Rank(block, static_cast<uint32_t>(use) << 8);
     }
+    sizes[0] -= sizes[use];
   }
   return sizes;
 }
 
-// Adds the counts of their rows to slots of this rank that can be evicted. Returns how many have each.
-std::vector<int64_t> CacheIndex::RankByCount(uint32_t rank) {
+// Adds the counts of their rows to slots of this rank that can be evicted, and to rivals. Returns how many have each.
+std::vector<int64_t> CacheIndex::RankByCount(uint32_t rank, RowsWithoutSlot& rivals) {
   std::vector<int64_t> sizes(256);
   for (size_t at = 0; at < slots_.size(); ++at) {
     if (at + kAhead < slots_.size() && slots_[at + kAhead].row >= 0) __builtin_prefetch(&counts_[slots_[at + kAhead].row]);
@@ -291,6 +367,7 @@ std::vector<int64_t> CacheIndex::RankByCount(uint32_t rank) {
     slot.rank |= count;
     ++sizes[count];
   }
+  rivals.RankByCount(counts_, rank, sizes);
   return sizes;
 }
 

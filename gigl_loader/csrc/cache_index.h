@@ -27,9 +27,11 @@ struct HugePageAllocator {
 // Slots of the rows of a window of batches.
 struct WindowPlan {
   int32_t number;
-  std::vector<int64_t> missing;        // rows to read: ascending, distinct
+  std::vector<int64_t> missing;        // rows to read into slots: ascending, distinct
   std::vector<int64_t> missing_slots;  // where each of them goes: ascending
 };
+
+class RowsWithoutSlot;
 
 // Numbers rows with the slots of a cache. Replacement follows the known future: of the rows that no window needs, those
 // go whose next use is farthest (Belady, "A study of replacement algorithms", 1966); of equal ones those with the lower
@@ -53,8 +55,12 @@ class CacheIndex {
   // Plans the next window. `batches` are its rows in order, `ahead` those of later batches, as far as they are known,
   // at most kMaxAhead. Writes the slot of each row of batch b to slots[b]. Returns nothing, and changes nothing but
   // `slots`, where the rows that are missing exceed the free slots and those that are not pinned.
+  //
+  // `partial`: those rows get slots then whose next use comes before that of rows in the cache (of equal ones, those
+  // with the higher count). Others have none, -1 in `slots`.
   std::optional<WindowPlan> Plan(std::span<const std::span<const int64_t>> batches,
-                                 std::span<const std::span<const int64_t>> ahead, std::span<int64_t* const> slots);
+                                 std::span<const std::span<const int64_t>> ahead, std::span<int64_t* const> slots,
+                                 bool partial);
 
   // Ends a window. False where it is not pinned.
   bool Release(int64_t window);
@@ -92,8 +98,7 @@ class CacheIndex {
     int32_t last;  // before this window
   };
 
-  static uint64_t Hash(int64_t row);
-  size_t Home(uint64_t hash) const { return static_cast<size_t>(((hash >> 32) * table_.size()) >> 32); }
+  size_t Home(uint64_t hash) const;
   uint32_t Tag(uint64_t hash) const { return static_cast<uint32_t>(hash) & ~slot_mask_; }
   size_t Next(size_t at) const { return at + 1 == table_.size() ? 0 : at + 1; }
   int64_t SlotOf(uint32_t entry) const { return static_cast<int64_t>(entry & slot_mask_) - 1; }
@@ -103,10 +108,11 @@ class CacheIndex {
   void Insert(std::span<const int64_t> slots);
   void Remove(std::span<const int64_t> slots);
   void FindMissing(std::span<const int64_t> rows, int64_t* slots) const;
-  std::vector<int64_t> Victims(std::span<const std::span<const int64_t>> ahead, int64_t num_evictable, int64_t count);
+  std::vector<int64_t> Victims(std::span<const std::span<const int64_t>> ahead, int64_t num_evictable, int64_t count,
+                               RowsWithoutSlot& rivals);
   std::vector<int64_t> RankByNextUse(std::span<const std::span<const int64_t>> ahead, int64_t num_evictable,
-                                     int64_t count);
-  std::vector<int64_t> RankByCount(uint32_t rank);
+                                     int64_t count, RowsWithoutSlot& rivals);
+  std::vector<int64_t> RankByCount(uint32_t rank, RowsWithoutSlot& rivals);
   Window& At(int32_t window) { return windows_[static_cast<size_t>(window - first_)]; }
   bool IsPinned(int64_t window) const;
   void DropEnded();

@@ -312,7 +312,7 @@ class CacheIndex:
     def __init__(self, num_slots: int, num_rows: int = 0) -> None:
         """With ``num_rows``, each row below has a count of 0 to 255, and no other row is taken."""
     def plan(
-        self, batches: Sequence[Int64Array], ahead: Sequence[Int64Array] = ...
+        self, batches: Sequence[Int64Array], ahead: Sequence[Int64Array] = ..., partial: bool = False
     ) -> tuple[int, list[Int64Array], Int64Array, Int64Array] | None:
         """Plan the next window, whose rows stay in the cache until it and all earlier windows have ended.
 
@@ -322,7 +322,9 @@ class CacheIndex:
         Returns the number of the window, the slot of each row of each batch, and the rows that are missing
         (ascending, distinct) with their slots (ascending). The caller reads the missing rows of a window
         before it uses this window or a later one. Returns ``None``, and changes nothing, where the missing
-        rows exceed the free slots and those of rows that no pinned window needs.
+        rows exceed the free slots and those of rows that no pinned window needs. ``partial`` gives slots to
+        some of them then: those whose next use comes before that of rows in the cache, or, of equal ones,
+        with a higher count. Others are not missing, and their slot is -1.
 
         ``ValueError`` for a negative row, or one of ``num_rows`` or more.
         """
@@ -415,6 +417,7 @@ class Adjacency:
     weights of each list (one entry per edge), ``weight_counts`` how many weights of each list are above 0.
     For draws by time, ``times`` and ``time_slots`` (int32 or int64) have the lists by ascending time, as
     times and as places in ``indices``, and ``time_sums`` the running sums of weights in that order.
+    ``on_disk``: the arrays are maps that memory does not keep. Lists are read ahead of their draws.
     """
 
     def __init__(
@@ -429,6 +432,7 @@ class Adjacency:
         times: Sequence[Int64Array] = (),
         time_slots: Sequence[npt.NDArray[Any]] = (),
         time_sums: Sequence[Int64Array] = (),
+        on_disk: bool = False,
     ) -> None: ...
     @property
     def num_edges(self) -> int: ...

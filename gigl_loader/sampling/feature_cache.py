@@ -10,8 +10,10 @@ from __future__ import annotations
 import mmap
 import threading
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -21,7 +23,7 @@ from gigl_loader.native import CacheIndex, copy_rows
 from gigl_loader.options import EdgeType, NodeType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import CachePolicy
@@ -130,9 +132,9 @@ class Window:
     numbers: dict[Kind, int]
     """Number of the window in the index of each type."""
     slots: list[dict[Kind, Int64Array]]
-    """Slots of the rows of each batch, in the order of its places."""
+    """Slots of the rows of each batch, in the order of its places; -1: none, read for the batch alone."""
     missing: dict[Kind, tuple[Int64Array, Int64Array]]
-    """Rows to be read, ascending, and their slots."""
+    """Rows to be read into the cache, ascending, and their slots."""
     pressure: float
     """Largest share of the slots of a type that this and earlier windows hold."""
     counts: RowCounts = field(default_factory=RowCounts)
@@ -190,11 +192,13 @@ class FeatureCache:
             for kind, rows in places.items()
         }
 
-    def plan(self, batches: Sequence[Places], ahead: Sequence[Places]) -> Window | None:
+    def plan(
+        self, batches: Sequence[Places], ahead: Sequence[Places], *, partial: bool = False
+    ) -> Window | None:
         """Give slots to all rows of a window. ``None``, with nothing changed, where they do not fit now.
 
-        ``ahead`` are the places of later batches, in order. A type that fits in no slots at all (one batch
-        has more rows than the cache) is left out: its rows are read straight into the frame.
+        ``ahead`` are the places of later batches, in order. ``partial``: rows that do not fit, and are wanted
+        again later than those in the cache, have no slots then. They are read straight into the frame.
         """
         if not self._types:
             self._allocate(batches[0])
@@ -203,9 +207,7 @@ class FeatureCache:
             wanted = [places.get(kind, _NONE) for places in batches]
             if not any(map(len, wanted)):
                 continue
-            planned = cached.index.plan(wanted, [places.get(kind, _NONE) for places in ahead])
-            if planned is None and len(batches) == 1 and not cached.index.num_pinned:
-                continue
+            planned = cached.index.plan(wanted, [places.get(kind, _NONE) for places in ahead], partial)
             if planned is None:
                 self.forget(window)
                 return None
@@ -215,8 +217,9 @@ class FeatureCache:
             for each, found in zip(window.slots, slots, strict=True):
                 each[kind] = found
             window.pressure = max(window.pressure, cached.index.num_pinned / cached.num_slots)
-            rows = sum(map(len, wanted))
-            read = len(missing)
+            rows, read = sum(map(len, wanted)), len(missing)
+            if partial:
+                rows -= sum(int(np.count_nonzero(each < 0)) for each in slots)
             window.counts += RowCounts(
                 wanted=rows, cache=rows - read, read=read, read_bytes=read * self._columns[kind].nbytes
             )
@@ -247,32 +250,50 @@ class FeatureCache:
 
     def gather(self, slots: Mapping[Kind, Int64Array], wants: Sequence[GatherRequest]) -> None:
         """Write what is wanted for a batch: from the cache where it has slots, else from the readers."""
+        held: list[tuple[GatherRequest, Int64Array, Int64Array | None]] = []
+        lacking: list[tuple[GatherRequest, Int64Array | None]] = []
         for want in wants:
-            if not want.columns:
-                continue
-            columns = self._columns[want.kind]
-            rows, where, counts = want.rows, None, RowCounts()
-            if columns.here is not None:
-                held = columns.here.holds(rows)
-                here, where = np.flatnonzero(held), np.flatnonzero(~held)
-                _read(columns.here.read_here, rows[here], here, want.out)
-                counts, rows = RowCounts(wanted=len(here), memory=len(here)), rows[where]
+            here = self._columns[want.kind].here if want.columns else None
+            which = None  # All rows.
+            if here is not None:
+                is_here = here.holds(want.rows)
+                self._read_here(here, want, np.flatnonzero(is_here))
+                which = np.flatnonzero(~is_here)
             found = slots.get(want.kind)
-            if found is not None:
+            if found is None:
+                lacking.append((want, which))
+            elif (cached := found >= 0).all():
+                held.append((want, found, which))
+            else:
+                which = np.arange(len(found)) if which is None else which
+                held.append((want, found[cached], which[cached]))
+                lacking.append((want, which[~cached]))
+        with _meanwhile(partial(self._read, lacking)) if held and lacking else nullcontext():
+            for want, found, targets in held:
                 for memory, out in zip(self._types[want.kind].memory, want.out, strict=True):
-                    copy_rows(memory, found, where, out)
-            elif len(rows):
-                count = len(rows)
-                _read(columns.reader.read, rows, where, want.out)
-                came = {"read": count, "read_bytes": count * columns.nbytes}
-                counts += RowCounts(wanted=count, **(came if columns.cached else {"memory": count}))
-            self._count(counts)
+                    copy_rows(memory, found, targets, out)
+        if not held:
+            self._read(lacking)
 
     def close(self) -> None:
         """End reads in progress. Closing twice is fine."""
         self._closed = True  # A collection may call this anywhere: it takes no lock.
         for each in self._columns.values():
             each.reader.close()
+
+    def _read(self, wants: Sequence[tuple[GatherRequest, Int64Array | None]]) -> None:
+        """Read some of the rows of a batch, or all, straight into its frame."""
+        for want, which in wants:
+            rows = want.rows if which is None else want.rows[which]
+            if want.columns and len(rows):
+                columns, count = self._columns[want.kind], len(rows)
+                _read(columns.reader.read, rows, which, want.out)
+                came = {"read": count, "read_bytes": count * columns.nbytes}
+                self._count(RowCounts(wanted=count, **(came if columns.cached else {"memory": count})))
+
+    def _read_here(self, reader: OwnerRows, want: GatherRequest, which: Int64Array) -> None:
+        _read(reader.read_here, want.rows[which], which, want.out)
+        self._count(RowCounts(wanted=len(which), memory=len(which)))
 
     def _count(self, counts: RowCounts) -> None:
         with self._lock:
@@ -312,6 +333,27 @@ def _read(
     """Read rows of a batch, in any order, straight into its frame: row i to ``where[i]``, or to i."""
     order = np.argsort(rows)  # Not stable: five times as fast.
     read(rows[order], order if where is None else where[order], out)
+
+
+@contextmanager
+def _meanwhile(job: Callable[[], None]) -> Iterator[None]:
+    """Do a job in another thread. The block ends when both have, and raises what the job raises."""
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            job()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="rows without a slot", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+    while errors:  # Taken out: its traceback would hold this frame, and the frame the error.
+        raise errors.pop()
 
 
 _INDEX_BYTES = 22

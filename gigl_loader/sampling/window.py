@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 FRAMES_IN_USE = 3
 """Whole frames besides: one is being written, the trainer has one and takes another."""
+_FRAMES_AT_LEAST = 2
+"""Whole frames where none is written ahead: the trainer has one, and another is written for it."""
 _FRAME_SLOTS = 8
 _MAX_SKELETONS = 256
 _READY_S = 1.0
@@ -189,13 +191,14 @@ class WindowedSource:
                     raise RuntimeError("a thread that fetches features ended") from pipeline.broken
                 wants_more = self._wants_more()
                 pipeline.complete = self._stalled or not self._to_take
+                pipeline.wanted = not pipeline.ready
+                pipeline.changed.notify_all()
                 if pipeline.ready and (taken >= 2 or not wants_more):
                     return pipeline.take_ready()
                 if not wants_more:
                     left = deadline - time.monotonic()
                     if left <= 0:
                         raise self._late(timeout)
-                    pipeline.changed.notify_all()
                     began = time.monotonic()
                     pipeline.changed.wait(left)
                     self._rows_waited_s += time.monotonic() - began
@@ -250,9 +253,11 @@ class WindowedSource:
     def _make_room(self, frame_bytes: int, batch_bytes: int) -> None:
         """Leave room for frames, now that the size of one is known. Called before any window."""
         pipeline = self._pipeline
-        if frame_bytes * (FRAMES_AHEAD + FRAMES_IN_USE) > batch_bytes:
-            pipeline.frames_ahead = 1
-        pipeline.cache.leave(max(frame_bytes * (pipeline.frames_ahead + FRAMES_IN_USE) - batch_bytes, 0))
+        count = FRAMES_AHEAD + FRAMES_IN_USE
+        while frame_bytes * count > batch_bytes and pipeline.frames_ahead:
+            pipeline.frames_ahead -= 1
+            count = pipeline.frames_ahead + FRAMES_IN_USE if pipeline.frames_ahead else _FRAMES_AT_LEAST
+        pipeline.cache.leave(max(frame_bytes * count - batch_bytes, 0))
 
     def _late(self, timeout: float) -> Exception:
         """Return the error of a wait in vain. Rows are read on: nothing was consumed."""

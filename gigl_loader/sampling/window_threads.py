@@ -89,6 +89,9 @@ class WindowThreads:
         self.window = 1
         """Batches of the next window, at most."""
         self.frames_ahead = FRAMES_AHEAD
+        """0: a frame is written when the trainer waits for it."""
+        self.wanted = False
+        """The trainer waits for a frame."""
         self.skeleton_bytes = skeleton_bytes
         self.timeout_s = timeout_s
         self.changed = threading.Condition()
@@ -102,6 +105,8 @@ class WindowThreads:
         self.fetched: deque[Skeleton | Exception] = deque()
         self.told = True
         """The trainer took the last failure after which its batch is tried again: frames may be written."""
+        self.told_at = 0.0
+        """When it took that failure: owners have the timeout again from then."""
         self.refused = False
         """An owner of rows did not answer: no window is begun until the trainer was told."""
         self.ready: deque[Frame | Exception] = deque()
@@ -128,7 +133,7 @@ class WindowThreads:
         with self.changed:
             self.generation += 1
             self.epoch = epoch
-            self.complete = self.refused = False
+            self.complete = self.refused = self.wanted = False
             self.told = True
             self.waiting.clear()
             self.fetched.clear()
@@ -144,10 +149,13 @@ class WindowThreads:
 
     def take_ready(self) -> Frame | Exception:
         """Take the next frame or failure. Called with the lock, where there is one."""
+        self.wanted = False
         self.changed.notify_all()
         ready = self.ready.popleft()
         if isinstance(ready, StorageUnavailable):
-            self.refused, self.told = False, True
+            self.refused, self.told, self.told_at = False, True, time.monotonic()
+            if self.fetched and isinstance(self.fetched[-1], StorageUnavailable):
+                self.fetched.pop()  # The other thread asked the same owner: its batches wait to be fetched.
         return ready
 
     def close(self) -> None:
@@ -209,7 +217,7 @@ class WindowThreads:
         """Whether to begin a window: it is full, or nobody has anything to do before it."""
         if not self.waiting or self.refused:
             return False
-        starving = len(self.fetched) + len(self.ready) < self.frames_ahead
+        starving = len(self.fetched) + len(self.ready) < max(self.frames_ahead, 1)
         return self.complete or starving or len(self.waiting) >= self.window
 
     def _fetched(
@@ -227,8 +235,7 @@ class WindowThreads:
         size = self.window
         while skeletons and generation == self.generation and not self.closed:
             batches = list(skeletons)[:size]
-            after = [each.places for each in (*list(skeletons)[size:], *ahead)]
-            planned = self.cache.plan([each.places for each in batches], after)
+            planned = self._planned(batches, [*list(skeletons)[size:], *ahead])
             first = items.index(batches[0])
             if planned is None and first:  # Batches before hold slots until they are completed.
                 return [failed.get(id(each), each) for each in items[:first]], [*items[first:]]
@@ -255,24 +262,30 @@ class WindowThreads:
                 skeletons.popleft()
         return [failed.get(id(each), each) for each in items], []
 
-    def _make_room(self, generation: int, batches: int) -> int:
-        """Wait until an earlier window is released; without one, make windows smaller. Return their size."""
-        with self.changed:
-            done = self._take_done()
-            while not done and self.open and generation == self.generation and not self.closed:
-                self.changed.wait()
-                done = self._take_done()
-            if not done and not self.open:
-                self.window = self.most = max(batches // 2, 1)
-        for each in done:
-            self.cache.release(each.planned)
-        return batches if done else self.window
+    def _planned(self, batches: Sequence[Skeleton], after: Sequence[Skeleton]) -> Window | None:
+        """Release the windows that are done, and plan the next one; ``None`` where it does not fit.
 
-    def _take_done(self) -> list[_OpenWindow]:
-        """Return the open windows whose frames are all written, and close them. Called with the lock."""
-        done = [each for each in self.open if not each.left]
-        self.open = [each for each in self.open if each.left]
-        return done
+        A batch has no slots for some of its rows where one before it leaves too few, but waits for two.
+        """
+        with self.changed:
+            done = [each for each in self.open if not each.left]
+            self.open = [each for each in self.open if each.left]
+            in_part = len(batches) == 1 and len(self.open) <= 1
+        for ended in done:
+            self.cache.release(ended.planned)
+        return self.cache.plan(
+            [each.places for each in batches], [each.places for each in after], partial=in_part
+        )
+
+    def _make_room(self, generation: int, batches: int) -> int:
+        """Wait until an earlier window is done; without one, make windows smaller. Return their size."""
+        with self.changed:
+            if not self.open:
+                self.window = self.most = max(batches // 2, 1)
+                return self.window
+            while all(each.left for each in self.open) and generation == self.generation and not self.closed:
+                self.changed.wait()
+        return batches
 
     def _begun(self, generation: int, planned: Window, batches: Sequence[Skeleton]) -> None:
         """Open a window whose rows are in the cache, and size the next one."""
@@ -282,12 +295,9 @@ class WindowThreads:
         with self.changed:
             if generation != self.generation:
                 window.left = 0
-            done = self._take_done()
             self.open.append(window)
             if len(batches) == self.window and planned.pressure < _LOW_PRESSURE:
                 self.window = min(2 * self.window, self.most)
-        for ended in done:
-            self.cache.release(ended.planned)
 
     def _error_of(self, generation: int, read: Callable[[], None]) -> Exception | None:
         """Return what a read raises, its traceback as a note: frames would keep this object alive.
@@ -305,7 +315,7 @@ class WindowThreads:
                 except StorageUnavailable as error:
                     self.fault = str(error)
                     pause = backoff.next_s()
-                    late = time.monotonic() + pause - began > self.timeout_s
+                    late = time.monotonic() + pause - max(began, self.told_at) > self.timeout_s
                     if late or generation != self.generation or self.closed:
                         return _with_note(error)
                 time.sleep(pause)
@@ -341,7 +351,7 @@ class WindowThreads:
     def _take_fetched(self) -> tuple[int, Skeleton | Exception] | None:
         with self.changed:
             while not self.closed and not (
-                self.fetched and self.told and len(self.ready) < self.frames_ahead
+                self.fetched and self.told and len(self.ready) < max(self.frames_ahead, self.wanted)
             ):
                 self.changed.wait()
             if self.closed:

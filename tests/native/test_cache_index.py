@@ -11,7 +11,7 @@ import pytest
 from gigl_loader.native import CacheIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 
 def arrays(batches: Sequence[Sequence[int]]) -> list[np.ndarray]:
@@ -30,35 +30,42 @@ class PlainCache:
         self.windows = self.hits = self.evicted = 0
 
     def plan(
-        self, batches: list[list[int]], ahead: list[list[int]]
+        self, batches: list[list[int]], ahead: list[list[int]], partial: bool
     ) -> tuple[int, list[list[int]], list[int], list[int]] | None:
         wanted = {row for batch in batches for row in batch}
         missing = sorted(wanted - self.slot.keys())
         evictable = self.slot.keys() - self.pinned() - wanted
-        num_victims = max(len(missing) - len(self.free), 0)
-        if num_victims > len(evictable):
+        num_hits = sum(map(len, batches)) - len(missing)
+        num_losers = max(len(missing) - len(self.free), 0)
+        fits = num_losers <= len(evictable)
+        if not fits and not partial:
             return None
-        order = sorted(evictable, key=lambda row: self._worth(row, ahead))
-        self._drop(order[:num_victims])
+        rivals = sorted([*evictable, *(() if fits else missing)], key=lambda row: self._worth(row, ahead))
+        losers = set(rivals[:num_losers])
+        missing = sorted(set(missing) - losers)
+        num_victims = len(losers & evictable)
+        self._drop(losers & evictable)
         slots = sorted(sorted(self.free)[: len(missing)])
         self.free -= set(slots)
         self.slot.update(zip(missing, slots, strict=True))
         window, self.windows = self.windows, self.windows + 1
         self.missing[window] = missing
-        self.last.update(dict.fromkeys(wanted, window))
-        self.hits += sum(map(len, batches)) - len(missing)
+        self.last.update(dict.fromkeys(wanted & self.slot.keys(), window))
+        self.hits += num_hits
         self.evicted += num_victims
-        return window, [[self.slot[row] for row in batch] for batch in batches], missing, slots
+        return window, [[self.slot.get(row, -1) for row in batch] for batch in batches], missing, slots
 
     def _worth(self, row: int, ahead: list[list[int]]) -> tuple[int, ...]:
+        """Order rows by what they are worth; of equal ones, those without a slot go first, by row."""
         use = next((i for i, batch in enumerate(ahead) if row in batch), len(ahead))
-        return -use, self.counts[row] if self.counts else 0, self.last[row], self.slot[row]
+        held = (self.last[row], self.slot[row]) if row in self.slot else (-1, row)
+        return -use, self.counts[row] if self.counts else 0, *held
 
     def pinned(self) -> set[int]:
         oldest = min(self.missing, default=self.windows)
         return {row for row in self.slot if self.last[row] >= oldest}
 
-    def _drop(self, rows: list[int]) -> None:
+    def _drop(self, rows: Iterable[int]) -> None:
         self.free |= {self.slot.pop(row) for row in rows}
 
     def release(self, window: int) -> None:
@@ -97,8 +104,9 @@ def test_windows_like_a_plain_cache(stride: int, counted: bool) -> None:
         for _ in range(40):
             step = draws.choice(["plan", "plan", "release", "forget", "count", "preset"])
             if step == "plan":
-                window, ahead = batches(3), batches(6)
-                found, wanted = index.plan(arrays(window), arrays(ahead)), plain.plan(window, ahead)
+                window, ahead, partial = batches(3), batches(6), draws.random() < 0.5
+                found = index.plan(arrays(window), arrays(ahead), partial)
+                wanted = plain.plan(window, ahead, partial)
                 assert (found is None) == (wanted is None)
                 if found is not None:
                     slots = [each.tolist() for each in found[1]]
@@ -185,6 +193,23 @@ def test_a_window_larger_than_the_cache_changes_nothing() -> None:
     assert second is not None
     assert (second[0], second[2].tolist()) == (1, list(range(60, 100)))
     assert (index.num_pinned, index.hits) == (100, 60 + 20)
+
+
+def test_part_of_a_window_larger_than_the_cache() -> None:
+    """Rows have slots by their next use, then by their counts. Those in the cache go before others."""
+    index = CacheIndex(4, 20)
+    assert index.plan([np.array([0, 1, 2, 3])], [], True)[2].tolist() == [0, 1, 2, 3]  # type: ignore[index]
+    index.release(0)
+    index.count(np.array([14, 14, 2, 2, 2, 5]))
+    planned = index.plan([np.array([3, 10, 11, 12, 13, 14])], [np.array([12, 0]), np.array([11])], True)
+    assert planned is not None
+    _, slots, missing, missing_slots = planned
+    assert (missing.tolist(), missing_slots.tolist()) == ([11, 12], [1, 2])
+    assert slots[0].tolist() == [3, -1, 1, 2, -1, -1]
+    assert (index.num_pinned, index.hits, index.evicted) == (3, 1, 2)
+    again = index.plan([np.array([4, 5])], [], True)  # One slot is not pinned.
+    assert again is not None
+    assert again[1][0].tolist() == [-1, 0]
 
 
 def test_a_row_that_was_not_read_is_missing_again() -> None:

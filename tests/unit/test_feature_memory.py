@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -140,7 +141,7 @@ def test_a_later_loader_counts_what_earlier_ones_may_still_take(
     dataset = DistDataset.open(tmp_path / "graph")
 
     def opened(**options: Any) -> DistNeighborLoader:
-        return DistNeighborLoader(dataset, [2], batch_size=1000, num_workers=0, **options)
+        return DistNeighborLoader(dataset, [2], np.arange(300), batch_size=100, num_workers=0, **options)
 
     def cache_of(loader: DistNeighborLoader) -> int:
         found: int = loader.stats()["feature_memory"]["cache_bytes"]

@@ -111,6 +111,18 @@ def test_a_cache_promises_to_take_no_more_than_it_has_left() -> None:
     assert unfilled_bytes() == before
 
 
+def test_a_cache_smaller_than_a_batch_keeps_the_rows_that_are_wanted_next() -> None:
+    reader = Reader()
+    most = max(len(_positions(frame)) for frame in sampled_frames(0))
+    with closing(opened(reader, nbytes=ALL // 4)) as source:
+        source.start_epoch(0)
+        assert drain(source) == sampled_frames(0)
+        counts = source.stats()["rows"]
+        assert counts["slots"] < most
+        assert counts["cache"] > counts["wanted"] // 5
+        assert counts["disk"] == sum(map(len, reader.read_rows)) == counts["wanted"] - counts["cache"]
+
+
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.9])
 @pytest.mark.parametrize("window", [1, 3, None])
 @pytest.mark.parametrize("plan", ["nodes", "links"])
