@@ -12,6 +12,7 @@ import mmap
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -110,8 +111,7 @@ def measure(job: Job) -> dict[str, Any]:
             next(batches)
             found["first_batch_s"] = time.perf_counter() - began
             if job.seconds is None:
-                for _ in batches:
-                    pass
+                deque(batches, maxlen=0)  # A loop would hold the last batch of it during the next epoch.
                 found["first_epoch"] = {**_plain(loader.stats()), "read_bytes": bytes_read()}
                 found |= _taken(loader)
             else:

@@ -1,9 +1,13 @@
 #include "adjacency.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <tuple>
+
+#include "tree.h"
 
 namespace gigl {
 namespace {
@@ -46,7 +50,60 @@ void SortLists(std::span<const int64_t> indptr, Edge* edges) {
   for (size_t t = 0; t + 1 < indptr.size(); ++t) std::sort(edges + indptr[t], edges + indptr[t + 1]);
 }
 
+// Pages that the kernel shall have in memory soon.
+class Pages {
+ public:
+  void Add(const void* begin, int64_t nbytes) {
+    const auto first = reinterpret_cast<uintptr_t>(begin) / kBytes;
+    const auto last = (reinterpret_cast<uintptr_t>(begin) + nbytes - 1) / kBytes;
+    for (uintptr_t page = first; page <= last; ++page) pages_.push_back(page);
+  }
+
+  // Begins to read them, those that follow each other at once. Does not wait.
+  void Read() {
+    std::sort(pages_.begin(), pages_.end());
+    for (size_t begin = 0, end; begin < pages_.size(); begin = end) {
+      for (end = begin + 1; end < pages_.size() && pages_[end] - pages_[end - 1] <= 1;) ++end;
+      madvise(reinterpret_cast<void*>(pages_[begin] * kBytes), (pages_[end - 1] - pages_[begin] + 1) * kBytes, MADV_WILLNEED);
+    }
+    pages_.clear();
+  }
+
+ private:
+  static constexpr uintptr_t kBytes = 4096;
+
+  std::vector<uintptr_t> pages_;
+};
+
+constexpr int64_t kLongList = 4096;  // entries: draws take some pages of a longer one
+
 }  // namespace
+
+void ListsAhead::Read(std::span<const int64_t> targets) const {
+  Pages pages;
+  const auto each = [&](auto visit) {
+    for (const int64_t name : targets) {
+      const int64_t target = PositionOf(name);
+      if (const AdjacencyPart* part = adjacency_.Owner(target)) visit(*part, part->indptr + (target - part->first_target));
+    }
+  };
+  each([&](const AdjacencyPart&, const int64_t* bounds) { pages.Add(bounds, 2 * sizeof(int64_t)); });
+  pages.Read();
+  each([&](const AdjacencyPart& part, const int64_t* bounds) {
+    const int64_t begin = bounds[0], end = bounds[1];
+    if (begin < 0 || end <= begin || end > part.num_edges || end - begin > kLongList) return;  // Draws tell of damage.
+    const auto add = [&](const void* entries, int width) {
+      if (entries != nullptr) pages.Add(static_cast<const char*>(entries) + begin * width, (end - begin) * width);
+    };
+    add(part.indices, adjacency_.wide_indices ? 8 : 4);
+    if (with_edge_ids_) add(part.edge_ids, adjacency_.wide_edge_ids ? 8 : 4);
+    add(part.weight_sums, 8);
+    add(part.times, 8);
+    add(part.time_slots, adjacency_.wide_time_slots ? 8 : 4);
+    add(part.time_sums, 8);
+  });
+  pages.Read();
+}
 
 int64_t BuildAdjacency(std::span<const int64_t> targets, std::span<const int64_t> neighbor_ids,
                        std::span<const int64_t> edge_ids, std::span<int64_t> indptr,

@@ -1,6 +1,8 @@
 // Adjacency lists: how they are read, and how they are built.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -40,6 +42,7 @@ struct AdjacencyView {
   bool wide_indices;
   bool wide_edge_ids;
   bool wide_time_slots = false;
+  bool on_disk = false;  // the memory does not keep the lists: see ListsAhead
 
   // The targets are the positions [first_target(), end_target()).
   int64_t first_target() const { return parts.front().first_target; }
@@ -56,6 +59,31 @@ struct AdjacencyView {
 
   // The part, where there is only one; else nullptr.
   const AdjacencyPart* Sole() const { return parts.size() == 1 ? parts.data() : nullptr; }
+};
+
+// Has the kernel read the lists of the next targets from the disk, many at a time: faults would read them one by one.
+class ListsAhead {
+ public:
+  ListsAhead(const AdjacencyView& adjacency, bool with_edge_ids) : adjacency_(adjacency), with_edge_ids_(with_edge_ids) {}
+
+  // `left` are the targets that are not drawn yet (positions, with their trees above): the last ones of the call before.
+  void Advance(std::span<const int64_t> left) {
+    if (!adjacency_.on_disk) return;
+    unread_ = std::min(unread_, left.size());
+    if (left.size() - unread_ > kTargets / 2) return;
+    const size_t count = std::min(unread_, kTargets);
+    Read(left.subspan(left.size() - unread_, count));
+    unread_ -= count;
+  }
+
+ private:
+  static constexpr size_t kTargets = 2048;
+
+  void Read(std::span<const int64_t> targets) const;
+
+  const AdjacencyView& adjacency_;
+  bool with_edge_ids_;
+  size_t unread_ = SIZE_MAX;  // of the targets that are left, the last
 };
 
 // Throws std::invalid_argument for a target outside the adjacency.

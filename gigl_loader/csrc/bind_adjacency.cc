@@ -124,11 +124,11 @@ void BindAdjacency(nb::module_& m) {
   nb::class_<Adjacency>(m, "Adjacency")
       .def(nb::init<const Array<const int64_t>&, std::vector<Array<const int64_t>>, std::vector<AnyArray>, std::vector<AnyArray>,
                     std::vector<Array<const int64_t>>, std::vector<Array<const int64_t>>, std::vector<Array<const int64_t>>,
-                    std::vector<AnyArray>, std::vector<Array<const int64_t>>>(),
+                    std::vector<AnyArray>, std::vector<Array<const int64_t>>, bool>(),
            "bounds"_a.noconvert(), "indptr"_a.noconvert(), "indices"_a.noconvert(), "edge_ids"_a.noconvert(),
            "weight_sums"_a.noconvert() = nb::list(), "weight_counts"_a.noconvert() = nb::list(),
            nb::kw_only(), "times"_a.noconvert() = nb::list(), "time_slots"_a.noconvert() = nb::list(),
-           "time_sums"_a.noconvert() = nb::list())
+           "time_sums"_a.noconvert() = nb::list(), "on_disk"_a = false)
       .def_prop_ro("num_edges", &Adjacency::num_edges);
 
   m.def("find_edges", &BindFindEdges, "adjacency"_a, "neighbor_ids"_a.noconvert().none(), "num_neighbors"_a,

@@ -34,7 +34,7 @@ class Adjacency {
             std::vector<AnyArray> indices, std::vector<AnyArray> edge_ids,
             std::vector<Array<const int64_t>> weight_sums, std::vector<Array<const int64_t>> weight_counts,
             std::vector<Array<const int64_t>> times, std::vector<AnyArray> time_slots,
-            std::vector<Array<const int64_t>> time_sums)
+            std::vector<Array<const int64_t>> time_sums, bool on_disk)
       : indptr_(std::move(indptr)), indices_(std::move(indices)), edge_ids_(std::move(edge_ids)),
         weight_sums_(std::move(weight_sums)), weight_counts_(std::move(weight_counts)), times_(std::move(times)),
         time_slots_(std::move(time_slots)), time_sums_(std::move(time_sums)) {
@@ -49,6 +49,7 @@ class Adjacency {
     Require(bounds.shape(0) == parts + 1, "bounds must have one entry more than there are parts");
     Require(bounds(0) >= 0, "bounds must not be negative");
     RequireRising(Span(bounds));
+    view_.on_disk = on_disk;
     view_.wide_indices = IsWide(indices_[0], "indices");
     view_.wide_edge_ids = IsWide(edge_ids_[0], "edge_ids");
     view_.wide_time_slots = has_times() && IsWide(time_slots_[0], "time_slots");

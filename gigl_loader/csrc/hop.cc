@@ -10,7 +10,7 @@ namespace {
 constexpr int64_t kRoomEdges = 1 << 20;  // set aside before anything is known of the degrees
 
 template <typename Index, typename EdgeId, DrawPolicy Policy>
-void Run(BlockDrawer<Index, EdgeId, Policy>& drawer, int64_t num_neighbors, std::span<const int64_t> targets,
+void Run(const AdjacencyView& adjacency, BlockDrawer<Index, EdgeId, Policy>& drawer, int64_t num_neighbors, std::span<const int64_t> targets,
          std::span<const int64_t> bounds, int64_t room, Collect collect, BatchRoom bound, DrawnHop& out) {
   using Drawer = BlockDrawer<Index, EdgeId, Policy>;
   Buffer<Index>& positions = out.positions.emplace<Buffer<Index>>();
@@ -20,8 +20,10 @@ void Run(BlockDrawer<Index, EdgeId, Policy>& drawer, int64_t num_neighbors, std:
   if (collect.with_slots) out.slots.Reserve(room);
   int32_t* count = out.counts.Extend(targets.size());
   bool inside = true;
+  ListsAhead lists(adjacency, collect.with_edge_ids);
   drawer.Fetch(targets.first(std::min<size_t>(Drawer::kBlockTargets, targets.size())));
   while (!targets.empty()) {
+    lists.Advance(targets);
     bool countable = true;
     const int64_t done = drawer.Locate(targets, bounds, [&](int64_t taken) {
       countable &= taken <= INT32_MAX;
@@ -70,7 +72,7 @@ DrawnHop DrawHop(const AdjacencyView& adjacency, const int64_t* target_ids, cons
       WithPolicy(draw, adjacency, neighbors, scratch, [&](auto policy) {
         BlockDrawer<decltype(index), decltype(edge_id), decltype(policy)> drawer(adjacency, target_ids, draw,
                                                                                  collect.with_edge_ids, policy);
-        Run(drawer, neighbors.count, targets, bounds, room, collect, BatchRoom(max_edges), out);
+        Run(adjacency, drawer, neighbors.count, targets, bounds, room, collect, BatchRoom(max_edges), out);
       });
     });
   });

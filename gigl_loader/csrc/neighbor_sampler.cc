@@ -18,7 +18,8 @@ class Expansion {
             BatchEdges& edges, Batch& batch, const HopDraw& draw, Policy policy)
       : targets_(targets), neighbors_(neighbors), table_(table), edges_(edges), room_(batch.room()), collect_(batch.collect()),
         disjoint_(draw.disjoint), monotone_(batch.monotone()),
-        drawer_(*plan.adjacency, targets.plan.ids, draw, collect_.with_edge_ids, policy) {}
+        drawer_(*plan.adjacency, targets.plan.ids, draw, collect_.with_edge_ids, policy),
+        lists_(*plan.adjacency, collect_.with_edge_ids) {}
 
   void Run() {
     const int64_t before = static_cast<int64_t>(edges_.rows.size());
@@ -32,6 +33,7 @@ class Expansion {
 
   // Works on some targets from local index `at` on and returns their number.
   int64_t Block(int64_t at) {
+    lists_.Advance(targets_.names().subspan(at, targets_.frontier_end - at));
     const int64_t most = std::min(Drawer::kBlockTargets, targets_.frontier_end - at);
     const std::span<const int64_t> nodes = targets_.names().subspan(at, most);  // until Relabel: the table may grow
     drawer_.Fetch(nodes);
@@ -108,6 +110,7 @@ class Expansion {
   const bool disjoint_;
   const bool monotone_;
   Drawer drawer_;
+  ListsAhead lists_;
   std::vector<int64_t> found_;
 };
 

@@ -215,17 +215,13 @@ class Graph:
         """Return a column of the nodes that a partition owns, [N, ...], by position."""
         columns = self._known_node_type(node_type).columns
         _require(name, columns, f"nodes of type {node_type!r} have no column")
-        return self._document(nodes_path(part, node_type)).array(name)
+        return self.document(nodes_path(part, node_type)).array(name)
 
     def edge_column(self, edge_type: EdgeType, name: str, part: int) -> Array:
         """Return a column of the edges of a partition, [E, ...], in the order of its ``indices``."""
         columns = self._known_edge_type(edge_type).columns
         _require(name, columns, f"edges of type {edge_type} have no column")
-        return self._document(edges_path(part, edge_type)).array(name)
-
-    def columns_document(self, kind: NodeType | EdgeType, part: int) -> Document:
-        """Return the file of a partition in which the columns of a node or edge type lie."""
-        return self._document(nodes_path(part, kind) if isinstance(kind, str) else edges_path(part, kind))
+        return self.document(edges_path(part, edge_type)).array(name)
 
     def weights(self, edge_type: EdgeType, name: str, part: int) -> tuple[Int64Array, Int64Array]:
         """Return the index of a declared weight column.
@@ -338,14 +334,15 @@ class Graph:
         TextIds.check(self.schema.nodes[node_type].count, document.specs, document.name)
         return TextIds(document.name, {name: document.array(name) for name in document.specs})
 
-    def _document(self, name: str) -> Document:
+    def document(self, name: str) -> Document:
+        """Return a file of the partitions that are open, by its path in the graph."""
         document = self._documents.get(name)
         if document is None:
             raise ValueError(f"{name} is not among the opened partitions")
         return document
 
     def _verified(self, name: str) -> Document:
-        document = self._document(name)
+        document = self.document(name)
         self.verifier.require(name)
         return document
 

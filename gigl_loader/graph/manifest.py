@@ -125,6 +125,8 @@ class Document:
         self._record = record
         self.status = folder.status(name)
         """Status of the file when it was mapped."""
+        self.stays_on_disk = False
+        """The memory cannot keep it."""
         self._buffer = _opened(folder, name)
         if len(self._buffer) != record.nbytes:
             raise FormatError(f"{name}: {len(self._buffer)} bytes, graph.json says {record.nbytes}")
@@ -154,6 +156,7 @@ class Document:
     def advise_random(self) -> None:
         """Prepare the map for reads at random that the memory cannot keep."""
         advise_random(self._buffer)
+        self.stays_on_disk = True
 
     def verify(self, report: Callable[[int], None], data: FileBytes | None = None) -> None:
         """Read every byte, of the map or of ``data``, and compare the checksums.

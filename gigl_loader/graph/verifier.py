@@ -27,12 +27,17 @@ from gigl_loader.resources import memory_bytes
 _ROWS = 1 << 20
 _SMALL_SHARE = 1 / 16
 """Of the memory: so much of features stays in it beside larger ones."""
+_LARGE_SHARE = 0.5
+"""Of the memory: adjacency lists that take more do not stay in it."""
+_LISTS = ("topology", "labels", "weights", "times")
+"""Folders of a partition that have adjacency lists."""
 
 
 def beyond_memory(documents: Mapping[str, Document]) -> list[str]:
-    """Return the files of features that do not fit the memory of this host, or of its control group.
+    """Return the files that do not stay in the memory of this host, or of its control group.
 
-    There are none where all files fit. Else these are all but those of small types.
+    There are none where all files fit. Else these are the features of all but small types, and adjacency
+    lists where these take most of the memory: batches leave them less.
     """
     limit = memory_bytes()
     if sum(document.layout.nbytes for document in documents.values()) <= limit:
@@ -44,7 +49,11 @@ def beyond_memory(documents: Mapping[str, Document]) -> list[str]:
     for each in sorted(sizes, key=sizes.__getitem__):
         if sum(sizes[known] for known in small) + sizes[each] <= _SMALL_SHARE * limit:
             small.add(each)
-    return [name for name in feature_files(documents) if _type_of(name) not in small]
+    found = [name for name in feature_files(documents) if _type_of(name) not in small]
+    lists = [name for name in documents if name.split("/")[1] in _LISTS]
+    if sum(documents[name].layout.nbytes for name in lists) > _LARGE_SHARE * limit:
+        found += lists
+    return found
 
 
 def _type_of(name: str) -> str:

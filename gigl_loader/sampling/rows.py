@@ -13,6 +13,7 @@ import numpy as np
 
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.folder import DiskFolder
+from gigl_loader.graph.manifest import edges_path, nodes_path
 from gigl_loader.native import DiskReader, copy_rows
 from gigl_loader.sampling.disk_speed import break_even_gap
 from gigl_loader.sampling.store import SLOT_BITS
@@ -109,7 +110,8 @@ class DiskRows:
         if not isinstance(folder, DiskFolder):
             raise ValueError("a graph in memory has no files to read from")
         self._ranges = _Ranges(graph, kind, parts)
-        documents = {part: graph.columns_document(kind, part) for part in self._ranges.parts if columns}
+        path = nodes_path if isinstance(kind, str) else edges_path
+        documents = {part: graph.document(path(part, kind)) for part in self._ranges.parts if columns}  # type: ignore[arg-type]
         for document in documents.values():
             if folder.status(document.name) != document.status:
                 raise FormatError(f"{document.name}: it was replaced or written to after it was opened")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigl_loader import native
+from tests.support.graph_files import in_page_cache
+from tests.support.leftovers import wait_until
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(-5, 5), st.integers(0, 9)), max_size=60))
@@ -79,3 +84,37 @@ def test_an_adjacency_refuses_what_does_not_fit(
 ) -> None:
     with pytest.raises(error, match=rule):
         native.Adjacency(np.array(bounds), [np.array(indptr)], [np.zeros(2, indices)], [np.zeros(2, ids)])
+
+
+def test_long_lists_on_the_disk_are_read_ahead_of_their_draws(tmp_path: Path) -> None:
+    """Of lists of 8 pages, draws of one neighbour take one. Lists that stay on the disk are read whole."""
+    found = []
+    for on_disk in (False, True):
+        file = tmp_path / f"lists-{on_disk}"
+        np.zeros(100 * 4096, np.int64).tofile(file)
+        with file.open("r+b") as opened:
+            os.fsync(opened.fileno())
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            mapped = mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ)
+        if in_page_cache(file):
+            pytest.skip("the page cache keeps files of this file system")
+        mapped.madvise(mmap.MADV_RANDOM)
+        lists = np.frombuffer(mapped, np.int64)
+        bounds = np.arange(0, len(lists) + 1, 4096)
+        adjacency = native.Adjacency(np.array([0, 100]), [bounds], [lists], [lists], on_disk=on_disk)
+        native.draw_hop(
+            adjacency,
+            None,
+            1,
+            np.arange(100),
+            key=1,
+            address=1,
+            hop=0,
+            rule=native.DrawRule(1),
+            with_edge_ids=False,
+            with_slots=False,
+        )
+        found.append(file)
+    drawn, ahead = found
+    assert 0.05 < in_page_cache(drawn) < 0.2
+    assert wait_until(lambda: in_page_cache(ahead) > 0.9, seconds=20)

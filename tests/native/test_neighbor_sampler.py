@@ -33,6 +33,7 @@ class Case:
     replace: bool
     cuts: int
     wide: bool
+    on_disk: bool
     scale: int
 
 
@@ -60,6 +61,7 @@ def cases(draw: st.DrawFn) -> Case:
         replace=draw(st.booleans()),
         cuts=draw(st.integers(1, 4)),
         wide=draw(st.booleans()),
+        on_disk=draw(st.booleans()),
         scale=scale,
     )
 
@@ -90,7 +92,7 @@ def _adjacency(case: Case, edge_type: EdgeType) -> native.Adjacency:
         indptrs.append(indptr)
         indices.append((mine[order, neighbor_end] // case.scale).astype(dtype))
         ids.append(mine[order, 2].astype(dtype))
-    return native.Adjacency(bounds, indptrs, indices, ids)
+    return native.Adjacency(bounds, indptrs, indices, ids, on_disk=case.on_disk)
 
 
 def _sampler(case: Case) -> native.NeighborSampler:
@@ -246,11 +248,13 @@ def test_a_seed_outside_its_type_is_refused() -> None:
         ([0, 1, 2], [-1, 0], "neighbour lies outside"),
     ],
 )
+@pytest.mark.parametrize("on_disk", [False, True])
 def test_a_damaged_adjacency_is_refused_and_does_not_crash(
-    indptr: list[int], indices: list[int], rule: str
+    indptr: list[int], indices: list[int], rule: str, on_disk: bool
 ) -> None:
+    ids = np.arange(2, dtype=np.int32)
     adjacency = native.Adjacency(
-        np.array([0, 2]), [np.array(indptr)], [np.array(indices, np.int32)], [np.arange(2, dtype=np.int32)]
+        np.array([0, 2]), [np.array(indptr)], [np.array(indices, np.int32)], [ids], on_disk=on_disk
     )
     sampler = native.NeighborSampler(
         adjacencies=[adjacency],

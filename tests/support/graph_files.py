@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
+import mmap
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -73,3 +75,14 @@ def as_version_1(path: Path) -> None:
     document["version"] = 1
     document["checksum"] = zlib.crc32(json.dumps(document, sort_keys=True, separators=(",", ":")).encode())
     (path / "graph.json").write_text(json.dumps(document))
+
+
+def in_page_cache(file: Path) -> float:
+    """The share of a file's pages that the page cache has."""
+    size = file.stat().st_size
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_COPY) as mapped:
+        memory = (ctypes.c_char * size).from_buffer(mapped)
+        found = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+        assert ctypes.CDLL(None).mincore(ctypes.byref(memory), ctypes.c_size_t(size), found) == 0
+        del memory
+    return sum(each & 1 for each in found) / len(found)

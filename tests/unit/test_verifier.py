@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import gc
 import json
-import mmap
 import os
 import shutil
 import signal
@@ -29,6 +27,7 @@ from gigl_loader.graph import verifier as verifier_module
 from gigl_loader.graph.manifest import Document
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
 from gigl_loader.sampling.rows import DiskRows
+from tests.support.graph_files import in_page_cache
 from tests.support.leftovers import wait_until
 from tests.support.training import digest
 
@@ -194,17 +193,6 @@ def test_large_features_are_verified_in_the_background(
     assert wait_until(found, seconds=10)
 
 
-def in_page_cache(file: Path) -> float:
-    """The share of a file's pages that the page cache has."""
-    size = file.stat().st_size
-    with file.open("rb") as opened, mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_COPY) as mapped:
-        memory = (ctypes.c_char * size).from_buffer(mapped)
-        found = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
-        assert ctypes.CDLL(None).mincore(ctypes.byref(memory), ctypes.c_size_t(size), found) == 0
-        del memory
-    return sum(each & 1 for each in found) / len(found)
-
-
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A graph with 60 MB of features: opening reads 8 MB of a file ahead."""
@@ -230,7 +218,7 @@ def test_features_beyond_memory_are_verified_past_the_page_cache(
     if in_page_cache(features):
         pytest.skip("the page cache keeps files of this file system")
     if mode in ("full", "inspected"):
-        monkeypatch.setattr(verifier_module, "memory_bytes", lambda: 1000)
+        monkeypatch.setattr(verifier_module, "memory_bytes", lambda: 20 << 20)
     graph = Graph.open(wide, verify="none" if mode == "inspected" else "lazy")
     if mode == "disk":
         DiskRows(graph, "node", ["x"]).close()
@@ -250,12 +238,17 @@ def is_advised_random(file: Path) -> bool:
 
 @pytest.mark.parametrize(
     ("memory", "share", "advised"),
-    [(1 << 30, 0.5, set()), (60_000, 0.5, {"nodes"}), (60_000, 0.1, {"nodes", "edges"})],
+    [
+        (1 << 30, 0.5, set()),
+        (100_000, 0.5, {"nodes"}),
+        (100_000, 0.1, {"nodes", "edges"}),
+        (60_000, 0.5, {"nodes", "topology"}),
+    ],
 )
-def test_maps_of_features_beyond_memory_are_advised_random(
+def test_maps_beyond_memory_are_advised_random(
     copy: Path, memory: int, share: float, advised: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 180 KB, features of edges have 16."""
+    """Of 165 KB, features of edges have 16, and adjacency lists 37."""
     monkeypatch.setattr(verifier_module, "memory_bytes", lambda: memory)
     monkeypatch.setattr(verifier_module, "_SMALL_SHARE", share)
     graph = Graph.open(copy)
