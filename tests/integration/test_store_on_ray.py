@@ -35,7 +35,9 @@ address, graph, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 ray.init(address, log_to_driver=False, namespace="somewhere else")
 
 def say(**what):
-    print(json.dumps(what), flush=True)
+    # A line of its own in one piece: threads of Ray print, too, and may have begun a line.
+    sys.stdout.write(f"\\n{json.dumps(what)}\\n")
+    sys.stdout.flush()
 
 try:
     with StoreCluster(graph, **options) as cluster:
@@ -88,7 +90,8 @@ for _ in range(int(tries)):
     with StoreCluster(graph, servers=2, replicas=2, options={"insecure": True}) as cluster:
         caller = Caller(insecure=True)
         with RemoteDistDataset.connect(cluster.addresses, credentials=caller, timeout=60) as dataset:
-            print(json.dumps({"servers": len(dataset._cluster.servers)}), flush=True)
+            sys.stdout.write(f"\\n{json.dumps({'servers': len(dataset._cluster.servers)})}\\n")
+            sys.stdout.flush()
 """
 
 
