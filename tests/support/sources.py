@@ -14,7 +14,6 @@ import torch
 from gigl_loader.channel.frame import Frame
 from gigl_loader.graph.folder import DiskFolder, MemoryFolder
 from gigl_loader.graph.graph import Graph
-from gigl_loader.loaders.transfer import HostTransfer, ResidentTransfer
 from gigl_loader.options import WorkerOptions
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
 from gigl_loader.sampling.feature_cache import FeatureCache, cached_columns
@@ -38,6 +37,7 @@ from tests.support.faults import FAULTY_SAMPLER, FaultPlan, FaultySampler, Graph
 from tests.support.plans import neighbor_plan, with_sampler
 
 if TYPE_CHECKING:
+    from gigl_loader.loaders.transfer import ResidentTransfer
     from gigl_loader.sampling.source import BatchSource
 
 NUM_BATCHES = 12
@@ -191,6 +191,9 @@ class SourceKind:
         cache = FeatureCache(columns, _NUM_NODES // 3 * 100)
         if not self.on_device:
             return WindowedSource(inner, Completion(graph.schema, plan), cache, **channel)
+        # Here: PyG, which loaders import, warns, and some tests make errors of warnings.
+        from gigl_loader.loaders.transfer import HostTransfer, ResidentTransfer
+
         transfer = ResidentTransfer(HostTransfer(), torch.device("cpu"))
         resident = ResidentRows(
             transfer,
