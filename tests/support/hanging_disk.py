@@ -1,7 +1,7 @@
-"""A disk that hangs for real: a FUSE file system over a folder, whose process is stopped.
+"""A disk that hangs for real: a FUSE file system over a folder, whose process takes no more requests.
 
-Reads that the process does not answer wait in the kernel, in flight, as reads of a disk that hangs do. Other
-than those, they end when the process that reads is killed.
+Reads that the process does not take wait in the kernel, in flight, as reads of a disk that hangs do. Other
+than those, they end when the process that reads is killed: one that was taken and not answered would not.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ctypes
 import errno
 import os
 import select
-import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -32,20 +32,21 @@ class HangingDisk:
     """The mounted file system, read-only."""
 
     path: Path
-    process: subprocess.Popen[bytes]
+    control: socket.socket
+    """Of the process: a byte has it stop, which it confirms, and another one go on."""
     requests: int
     """Descriptor that can be read while the kernel has a request that nobody took."""
 
     def hang(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
+        self.control.send(b"h")
+        assert self.control.recv(1)
 
     def wait_for_a_reader(self) -> None:
         """Wait until a read hangs."""
         assert select.select([self.requests], [], [], 20)[0]
 
     def go_on(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
+        self.control.send(b"g")
 
 
 @contextmanager
@@ -61,20 +62,30 @@ def hanging_disk(folder: Path, path: Path) -> Iterator[HangingDisk]:
     if libc.mount(b"hanging", bytes(path), b"fuse", 0, options):
         os.close(fuse)
         pytest.skip(f"no disk to hang: {os.strerror(ctypes.get_errno())}")
-    process = subprocess.Popen([sys.executable, __file__, str(fuse), str(folder)], pass_fds=[fuse])
+    ours, theirs = socket.socketpair()
+    ours.settimeout(20)
+    descriptors = [fuse, theirs.fileno()]
+    arguments = [sys.executable, __file__, *map(str, descriptors), str(folder)]
+    process = subprocess.Popen(arguments, pass_fds=descriptors)
+    theirs.close()
     try:
-        yield HangingDisk(path, process, fuse)
+        yield HangingDisk(path, ours, fuse)
     finally:
+        ours.close()
         process.kill()
         process.wait(30)
         os.close(fuse)  # Reads that wait fail.
         subprocess.run(["umount", "--lazy", path], check=True, timeout=30)
 
 
-def _serve(fuse: int, folder: Path) -> None:
+def _serve(fuse: int, control: socket.socket, folder: Path) -> None:
     """Answer requests of the kernel (linux/fuse.h), one at a time."""
     places = [Path(), folder]  # by number of the inode
     while True:
+        if control.fileno() in select.select([fuse, control.fileno()], [], [])[0]:
+            control.send(control.recv(1))
+            control.recv(1)
+            continue
         request = os.read(fuse, _BUFFER)
         _, code, unique, inode = struct.unpack_from("=IIQQ", request)
         if code not in (_FORGET, _BATCH_FORGET, _INTERRUPT):
@@ -141,4 +152,4 @@ def _attributes(path: Path) -> bytes:
 
 
 if __name__ == "__main__":
-    _serve(int(sys.argv[1]), Path(sys.argv[2]))
+    _serve(int(sys.argv[1]), socket.socket(fileno=int(sys.argv[2])), Path(sys.argv[3]))
