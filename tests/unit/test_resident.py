@@ -114,14 +114,14 @@ def test_rows_of_a_disk(tmp_path: Path, kind: str, num_workers: int) -> None:
     path = tmp_path / "graph"
     with loader_of(kind, path) as plain:
         expected = [*plain, *plain]
-    options = {"feature_memory": "6KB", "window": 3, "num_workers": num_workers}
+    options = {"feature_memory": "18KB", "window": 3, "num_workers": num_workers}
     with loader_of(kind, path, feature_memory_device="3KB", **options) as loader:
         assert all(map(same_batch, [*loader, *loader], expected))
         rows = loader.stats()["rows"]
         with loader_of(kind, path, **options) as without:
             list(without), list(without)
             others = without.stats()["rows"]
-    assert rows["device"] > 0
+    assert min(rows["device"], rows["cache"]) > 0
     assert rows["wanted"] == sum(rows[name] for name in ("device", "cache", "memory", "disk"))
     assert rows["disk"] < others["disk"]
 
