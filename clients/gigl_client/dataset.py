@@ -454,8 +454,7 @@ class RemoteDistDataset(GraphQueries):
     def _feature_memory(self, request: SourceRequest) -> FeatureMemory:
         """Return the decision of a cache of this host for the features of a loader's batches."""
         if self._rows == "through":
-            [name, *_] = request.features.sizes
-            raise ValueError(f'{name} keeps rows of their owners: connect without rows="through"')
+            raise ValueError(f'{", ".join(request.features.sizes)}: connect without rows="through"')
         return decide(
             sizes_in(request.plan.frame(self.schema), self.schema),
             request.features,
