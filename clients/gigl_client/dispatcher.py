@@ -41,8 +41,8 @@ _CLOSE_S = 2.0
 _LONGER_S = 30.0
 _LEAVE_S = 1.0
 _SILENT_S = 2.0
-"""Silence of a server that the trainer waits for, after which it is asked whether it has the request. A
-damaged frame of HTTP/2 may lose a call without ending its connection."""
+"""Silence of a server that the trainer waits for, after which it is asked whether it has the request. One
+without descriptors leaves new connections, and what was sent over them, in the queue of its kernel."""
 _CHECK_S = 5.0
 _MAX_BROKEN = 3
 _NO_SCRATCH = Scratch()  # Of frames that are whole: nothing is written to it.
@@ -436,7 +436,8 @@ class Dispatcher:
 
         The connection on which a request waits says nothing of a network that was cut. Any other check that
         fails says nothing of the request. One that times out may have met a connection that no longer carries
-        calls, though it still answers pings: damage to the windows of flow control does that.
+        calls, though it still answers pings: damage to the windows of flow control does that. One that
+        carried a check is kept: a server without descriptors could not accept another.
         """
         sent = response.sent
         with self._changed:
@@ -460,7 +461,6 @@ class Dispatcher:
         pending = [value.split(",") for key, value in trailers if key == PENDING_HEADER]
         if not pending or str(sent.request.batch) in pending[0]:
             return
-        sent.channel.server.client.connect_anew()
         sent.checks_failed += 1
         if sent.checks_failed < _MAX_CHECKS or sent.replied:  # The request may have come just now.
             return

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 TOKEN = "a-token-for-tests-never-a-secret"
 DEADLINE = 60.0
+PATIENT = OPTIONS | {"timeout": DEADLINE}
 WATCHED_S = 3.0
 BUSY = 0.7
 """Of a core, over what the server took for as long before."""
@@ -62,7 +63,7 @@ def test_trainers_go_on_while_a_server_has_no_descriptor_left(graph: Path) -> No
                 control, credentials=Caller(token=TOKEN), timeout=DEADLINE, transport="network"
             )
         )
-        loader = stack.enter_context(DistNeighborLoader(dataset, FANOUT, "train", **OPTIONS))
+        loader = stack.enter_context(DistNeighborLoader(dataset, FANOUT, "train", **PATIENT))
         assert [digest(batch) for batch in loader] == expected[0]
         held = stack.enter_context(RawCaller(data, token=TOKEN))
         assert held.ask(encode_graph_request(ManifestRequest(), ""))
@@ -80,3 +81,27 @@ def test_trainers_go_on_while_a_server_has_no_descriptor_left(graph: Path) -> No
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
         assert served_again(data, DEADLINE)
         assert [digest(batch) for batch in loader] == expected[2]
+
+
+@pytest.mark.slow
+def test_a_trainer_that_needs_more_connections_than_it_has_goes_on_with_those(graph: Path) -> None:
+    options = OPTIONS | {"num_workers": 0}
+    with DistNeighborLoader(DistDataset.open(graph), FANOUT, "train", **options) as loader:
+        expected = [digest(batch) for batch in loader]
+    with ExitStack() as stack:
+        cluster = stack.enter_context(LocalCluster(graph, servers=1, token=TOKEN))
+        (control,), (pid,) = cluster.addresses, cluster.pids
+        dataset = stack.enter_context(
+            RemoteDistDataset.connect(
+                control, credentials=Caller(token=TOKEN), timeout=DEADLINE, transport="network"
+            )
+        )
+        one_at_a_time = DistNeighborLoader(dataset, FANOUT, "train", **PATIENT | {"num_workers": 0})
+        assert [digest(batch) for batch in stack.enter_context(one_at_a_time)] == expected
+        many_at_once = DistNeighborLoader(dataset, FANOUT, "train", **PATIENT | {"prefetch_size": 8})
+        loader = stack.enter_context(many_at_once)
+
+        _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (LEAST, hard))
+        assert [digest(batch) for batch in loader] == expected
+        assert loader.stats()["reconnects"], "every connection that it needed was there before"
