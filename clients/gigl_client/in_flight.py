@@ -91,7 +91,8 @@ class InFlight:
     """Batches of the current epoch. Not thread-safe: guarded by the lock of the dispatcher."""
 
     def __init__(self, num_batches: int, *, in_order: bool) -> None:
-        self._num_batches = num_batches
+        self.num_batches = num_batches
+        """Of the epoch that starts next."""
         self._in_order = in_order
         self._hedging = Hedging()
         self.fence = 0
@@ -117,14 +118,14 @@ class InFlight:
         # ones.
         self.fence += 1
         self.epoch, self.position, self._next_batch = epoch, first_batch, first_batch
-        self.remaining = self._num_batches - first_batch
+        self.remaining = self.num_batches - first_batch
         self._begun = self.has_first = not self._in_order
         self._batches.clear()
         self._ready.clear()
 
     def stop(self) -> None:
         """Leave the current epoch without starting another."""
-        self.start(self.epoch, self._num_batches)
+        self.start(self.epoch, self.num_batches)
 
     @property
     def awaited(self) -> str:
@@ -144,7 +145,7 @@ class InFlight:
             return min(due)
         if not self._begun and len(idle) < len(self._pending()):
             return None
-        return self._next_batch if self._next_batch < self._num_batches else None
+        return self._next_batch if self._next_batch < self.num_batches else None
 
     def holds_up_others(self, batch: int) -> bool:
         """Return whether no other batch can be delivered before this one."""

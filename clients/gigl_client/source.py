@@ -23,8 +23,6 @@ from gigl_loader.sampling.source import check_epoch
 from gigl_loader.sampling.store import WireCounts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from gigl_client.cluster import Cluster
     from gigl_loader.channel.frame import Frame
     from gigl_loader.sampling.partitioned import PartitionedStore
@@ -96,7 +94,7 @@ class RemoteSource:
         )
         defers = config.may_defer(whole=cluster.holds_all_everywhere, has_columns=bool(plan.columns))
         self._cluster = cluster
-        self._schedule = schedule
+        self._requests = _Requests(schedule)
         self._pid = os.getpid()
         self._bytes = 0
         self._batches = 0
@@ -133,7 +131,7 @@ class RemoteSource:
             self._receiver,
             self._changed,
             name=name,
-            request=_requests(schedule),
+            request=self._requests,
             timeout_s=timeout_s,
         )
         self._batch_wait = BatchWait(
@@ -150,13 +148,16 @@ class RemoteSource:
 
     @property
     def num_batches(self) -> int:
-        return self._schedule.num_batches
+        return self._requests.schedule.num_batches
 
-    def start_epoch(self, epoch: int, first_batch: int = 0) -> None:
+    def start_epoch(self, epoch: int, first_batch: int = 0, origin: int = 0) -> None:
         """Go to ``first_batch`` of ``epoch`` and send the first requests. Does not wait for the servers."""
         self._check_usable()
-        check_epoch(epoch, first_batch, num_batches=self.num_batches)
-        self._dispatcher.start_epoch(epoch, first_batch)
+        schedule = self._requests.schedule.from_origin(origin)
+        check_epoch(epoch, first_batch, num_batches=schedule.num_batches)
+        with self._changed:
+            self._requests.schedule, self._in_flight.num_batches = schedule, schedule.num_batches
+            self._dispatcher.start_epoch(epoch, first_batch)
 
     def wait_until_up(self, timeout: float) -> None:
         """Wait until a channel is open at every server. Raises what keeps one from it.
@@ -240,13 +241,19 @@ class RemoteSource:
         return ready
 
 
-def _requests(schedule: Schedule) -> Callable[[int, int], BatchRequest]:
-    """Return the function from epoch and batch to a request. It draws seeds where they are weighted."""
-    draw = schedule.draw
-    if draw is None:
-        return schedule.request
-    weights, sums = np.empty(len(draw)), np.empty(len(draw))
-    return lambda epoch, batch: draw.request(schedule.request(epoch, batch), weights, sums)
+class _Requests:
+    """Requests by epoch and batch. Guarded by the lock of the dispatcher."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        """Of the epoch under way."""
+        count = 0 if schedule.draw is None else len(schedule.draw)
+        self._weights, self._sums = np.empty(count), np.empty(count)
+
+    def __call__(self, epoch: int, batch: int) -> BatchRequest:
+        """Return a request. Its seeds are drawn here, where they are weighted."""
+        request, draw = self.schedule.request(epoch, batch), self.schedule.draw
+        return request if draw is None else draw.request(request, self._weights, self._sums)
 
 
 def _end(dispatcher: Dispatcher, store: PartitionedStore | None, pid: int, *, wait: bool = False) -> None:

@@ -30,7 +30,16 @@ from gigl_loader.loaders.dequantize import dequantizing
 from gigl_loader.loaders.input_times import request_alone, without_past
 from gigl_loader.loaders.inputs import SeedNodes, read_seed_nodes, read_seed_weights, seed_draw
 from gigl_loader.loaders.placement import Placement, PlacementOptions
-from gigl_loader.loaders.state import Epochs, Place, describe_run, read_state, state_of
+from gigl_loader.loaders.state import (
+    EpochIterator,
+    Epochs,
+    Given,
+    Place,
+    agreed_place,
+    describe_run,
+    read_state,
+    state_of,
+)
 from gigl_loader.loaders.stream import BatchPipeline, FrameStream, Progress, RowCounter, SingleBatches
 from gigl_loader.loaders.transfer import ResidentTransfer, target_device, transfer_to
 from gigl_loader.native import draws
@@ -179,11 +188,10 @@ class BaseDistLoader(FixedArguments):
         a process group has appeared since the loader was built, this rank takes its share first.
         """
         self._check_usable()
-        pending = self._epochs.pending
-        self._follow_group(pending if pending.loaded else None)
+        self._follow_group()
         self._epochs.latest = place = Place()
         self._frames.turn_to(self._epochs.pending)
-        return _EpochIterator(self, place)
+        return EpochIterator(self, place)
 
     def __next__(self) -> Any:
         """Return the next batch of the latest iterator, beginning one if there is none."""
@@ -249,22 +257,24 @@ class BaseDistLoader(FixedArguments):
     def state_dict(self) -> dict[str, Any]:
         """Return where the latest iterator stands, as plain values (JSON will do).
 
-        Counts the batches that were handed out, not batches sampled ahead. A loader of the same inputs
-        and options that loads it, with any number of workers, goes on with the very next batch.
+        Counts the batches that all ranks were handed, not batches sampled ahead. Loaders of the same inputs
+        and options that load it, on any number of ranks and with any number of workers, go on with the very
+        next batch. With ``in_order=False``, each of several ranks needs its own.
         """
-        return state_of(self._epochs.current, run_seed=self.seed, made_with=self._made_with)
+        run = {"run_seed": self.seed, "made_with": self._made_with}
+        return state_of(self._epochs.current, self._schedule, run, in_order=self._options.workers.in_order)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next ``iter()``, or ``next(loader)``, go on where ``state`` was taken.
 
-        ``ValueError`` says what differs when the state is of other inputs or options, or of a version of
-        this library that would go on with other batches (another draw specification). A random run
-        seed gives way to the state's; a seed that was given must be the same.
+        Ranks that load the same state share the batches that are left, however many ranks there were.
+
+        ``ValueError`` says what differs when the state is of other inputs or options, or of a version that
+        draws otherwise. A random run seed gives way to the state's; a seed that was given must be the same.
         """
         self._check_usable()
-        self._follow_group(None)
-        most = self._schedule.num_steps
-        progress = read_state(state, self._made_with, num_batches=len(self), most_batches=most)
+        self._follow_group()
+        progress = read_state(state, self._made_with, self._schedule)
         if state["run_seed"] != self.seed:
             if not self._random_seed:
                 raise ValueError(
@@ -275,6 +285,16 @@ class BaseDistLoader(FixedArguments):
                 self._plan(state["run_seed"])
                 self._start()
         self._epochs.resume(progress)
+
+    def reshard(self, topology: Topology | None = None) -> None:
+        """Deal the batches that are left of the epoch to the ranks that there are now.
+
+        For launchers that form the process group anew while a script runs. Every rank of it calls this, or
+        builds its loader; all load one state where they may stand at different batches. The next ``iter()``
+        goes on. ``topology``: of this process, where the group is not the default one; none is compared then.
+        """
+        self._check_usable()
+        self._move_to(self._placement.among(topology), self._epochs.current)
 
     def stats(self) -> dict[str, Any]:
         """Return counters since construction: batches, seconds by kind, and the counters of the source.
@@ -357,32 +377,30 @@ class BaseDistLoader(FixedArguments):
         if self._random_seed:
             logger.info("%s: random run seed %d", self.name, self.seed)
 
-    def _follow_group(self, resumed: Progress | None) -> None:
+    def _follow_group(self) -> None:
         """Become the loader that would have been built now, where a process group has appeared since.
 
-        ``resumed`` is what was loaded and is to be gone on with: ``ValueError`` where this rank's share does
-        not allow it. ``RuntimeError`` where the group that shared the input is gone.
+        A state that was loaded before is gone on with by the ranks that there are now. ``RuntimeError`` where
+        the group that shared the input is gone.
         """
-        placement = self._placement
-        if not placement.has_changed():
-            return
-        before, now = str(placement.shard), str(placement.next_shard)
-        if now != before and resumed is not None and resumed.is_under_way:
-            raise ValueError(
-                f"{self.name}: the state that was loaded is of sharding {before}, and that is {now} since "
-                "a process group has appeared: load a state of these ranks, after init_process_group"
-            )
-        self._take(Placement.find(placement.options, known_as=self.name))
+        if self._placement.has_changed():
+            pending = self._epochs.pending
+            # The seed is that of a loaded state; ``begin`` finds a rank that loaded another one.
+            is_free = self._random_seed and not pending.loaded
+            self._move_to(Placement.find(self._placement.options, known_as=self.name), pending, is_free)
+
+    def _move_to(self, placement: Placement, progress: Progress, is_seed_free: bool = False) -> None:
+        """Take another place among the ranks, and go on with what ``progress`` leaves of its epoch."""
+        given = Given.of(progress, self._schedule)
+        self._take(placement)
         self._frames.close()
-        self._epochs.latest = None
-        with self._placement.telling_failures():
+        with placement.telling_failures():
             self._pipeline.transfer = self._transfer()
-            # The seed is that of the loaded state; ``begin`` finds a rank that loaded another one.
-            is_free = self._random_seed and resumed is None
-            self._plan(self._placement.run_seed(None, random=self.seed) if is_free else self.seed)
-            self._made_with = {**self._made_with, "sharding": str(self._placement.shard)}
+            self._plan(placement.run_seed(None, random=self.seed) if is_seed_free else self.seed)
+            self._made_with = {**self._made_with, "sharding": str(placement.shard)}
+        self._epochs.resume(given.progress(self._schedule, loaded=progress.loaded))
         self._join()
-        logger.info("%s: a process group has appeared; this is %s", self.name, self._placement)
+        logger.info("%s: the process group has changed; this is %s", self.name, placement)
 
     def _plan(self, run_seed: int) -> None:
         """Say what the batches of this run seed are."""
@@ -401,6 +419,7 @@ class BaseDistLoader(FixedArguments):
                 self._seeds,
                 run_seed=run_seed,
                 rank=self.topology.rank,
+                world_size=self._placement.shard.world_size,
                 timeout=self._placement.options.timeout_s,
             ),
         )
@@ -439,9 +458,7 @@ class BaseDistLoader(FixedArguments):
         """Give an iterator the next epoch, once all ranks that share the input begin the same one."""
         progress = self._epochs.pending
         if self._placement.agreement is not None:
-            # The end of a rank with one batch less is the last batch of the other ranks.
-            given = max(min(progress.first + len(progress.ahead), self._schedule.num_steps - 1), 0)
-            where = {"seed": self.seed, "epoch": progress.epoch, "batch": given}
+            where = {"seed": self.seed, **agreed_place(progress, self._schedule)}
             self._placement.agreement.begin(where, self._placement.options.timeout_s)
         return self._epochs.begin(place)
 
@@ -481,20 +498,3 @@ class BaseDistLoader(FixedArguments):
             )
         if not self._frames.is_open:
             raise RuntimeError(f"{self.name} was shut down; build a new loader")
-
-
-class _EpochIterator(Iterator[Any]):
-    """One epoch of a loader, at its own place."""
-
-    def __init__(self, loader: BaseDistLoader, place: Place) -> None:
-        self._loader = loader
-        self._place = place
-        self._placement = loader._placement
-
-    def __next__(self) -> Any:
-        if self._placement is not self._loader._placement:
-            raise RuntimeError(
-                f"{self._loader.name}: this epoch was begun before the process group appeared, when this "
-                "process had the whole input: begin another"
-            )
-        return self._loader._next(self._place)

@@ -20,6 +20,7 @@ from gigl_loader.loaders.arguments import flag
 from gigl_loader.loaders.base import BaseDistLoader
 from gigl_loader.loaders.embedding_files import SHARD_FORMATS, EmbeddingFolder
 from gigl_loader.loaders.inputs import SeedNodes
+from gigl_loader.loaders.state import state_at
 from gigl_loader.options import whole_number
 from gigl_loader.sampling.request import SEED
 from gigl_loader.sampling.schedule import Shard
@@ -96,14 +97,14 @@ def write_embeddings(
     through, and the same call goes on after them.
     """
     _check_loader(loader)
-    loader._follow_group(None)  # A process group may have appeared since the loader was built.
+    loader._follow_group()  # A process group may have appeared since the loader was built.
     options = _Options.read(
         loader, model, format=format, dtype=dtype, original_ids=original_ids, rows_per_shard=rows_per_shard
     )
-    with _evaluating(_module_of(model)), _opened(Path(path), loader, options) as (folder, state):
-        if state["batches"] < loader._schedule.num_steps:
+    with _evaluating(_module_of(model)), _opened(Path(path), loader, options) as (folder, state, start):
+        if start < loader._schedule.num_steps:
             loader.load_state_dict(state)
-            _Work(loader, model, folder, options).run(state["batches"], shown=progress_bar)
+            _Work(loader, model, folder, options).run(start, shown=progress_bar)
         if not folder.complete:
             folder.finish()
         loader.set_epoch(state["epoch"] + 1)
@@ -379,8 +380,8 @@ def _digest(module: torch.nn.Module | None) -> str | None:
 @contextmanager
 def _opened(
     path: Path, loader: BaseDistLoader, options: _Options
-) -> Iterator[tuple[EmbeddingFolder, dict[str, Any]]]:
-    """Lend this rank's part of the directory, begun, and the state at which all ranks go on.
+) -> Iterator[tuple[EmbeddingFolder, dict[str, Any], int]]:
+    """Lend this rank's part of the directory, begun, and state and step at which all ranks go on.
 
     Ranks that share the input tell each other how far they are: all must begin at the same batch.
     """
@@ -403,10 +404,10 @@ def _opened(
                     told_as, timeout=loader._placement.options.timeout_s, what=what, check=_check_told
                 )
                 told = [json.loads(text) for text in texts]
-            state = _common_state(told, loader)
+            state, start = _common_state(told, loader)
             if folder.options is None:
                 folder.begin(options.described, {**state, "batches": 0})
-            yield folder, state
+            yield folder, state, start
     except Exception as error:
         if group is not None and key:
             group.publish(key, json.dumps({"failure": f"{type(error).__name__}: {error}"}))
@@ -444,16 +445,17 @@ def _check_told(told: Mapping[int, str]) -> None:
             )
 
 
-def _common_state(told: list[dict[str, Any]], loader: BaseDistLoader) -> dict[str, Any]:
-    """Return the state of the loader at which all ranks begin."""
+def _common_state(told: list[dict[str, Any]], loader: BaseDistLoader) -> tuple[dict[str, Any], int]:
+    """Return the state of the loader, and the step, at which all ranks begin."""
     states = [each["state"] for each in told if each["state"] is not None]
     # A rank that was killed before its first manifest belongs to the run of the other ranks.
     state = states[0] if states else loader.state_dict()
     runs = {(each["run_seed"], each["epoch"]) for each in states}
     if len(runs) > 1:
         raise ValueError("ranks hold embeddings of different runs: pass another path on all of them")
-    start = min(*(each["done"] for each in told), loader._schedule.num_steps)
-    return {**state, "batches": start, "ahead": []}
+    schedule = loader._schedule
+    start = min(*(each["done"] for each in told), schedule.num_steps)
+    return state_at(state, start, schedule), start
 
 
 @contextmanager

@@ -431,7 +431,13 @@ def read_seed_weights(
 
 
 def seed_draw(
-    weights: SharedTensors | None, seeds: LoaderInput, *, run_seed: int, rank: int, timeout: float
+    weights: SharedTensors | None,
+    seeds: LoaderInput,
+    *,
+    run_seed: int,
+    rank: int,
+    world_size: int,
+    timeout: float,
 ) -> SeedDraw | None:
     """Return how seeds are drawn; ``None`` without weights. ``timeout`` is how long a loader waits, in s."""
     if weights is None:
@@ -443,6 +449,7 @@ def seed_draw(
         times={name: seeds.columns[name] for name in (TIME, TIME_START) if name in seeds.columns},
         run_seed=run_seed,
         rank=rank,
+        world_size=world_size,
         # Half: so that the batch fails with the name of the lock's holder before the loader gives up.
         timeout_s=timeout / 2,
     )

@@ -179,6 +179,23 @@ class Placement:
     topology: Topology
     agreement: RankConsistency | None
     """With the ranks that share the input; ``None`` where none does."""
+    is_given: bool = False
+    """The topology was given: no process group changes it."""
+
+    def among(self, topology: Topology | None) -> Placement:
+        """Return the place of this process at ``topology``, by default that of the process group of now."""
+        if topology is None:
+            return Placement.find(self.options, known_as=self.name)
+        sharding = _sharding(self.options.sharding, many_ranks=True)
+        return Placement(
+            options=self.options,
+            name=self.name,
+            group=None,
+            sharding=sharding,
+            topology=topology,
+            agreement=None,
+            is_given=True,
+        )
 
     @classmethod
     def find(cls, options: PlacementOptions, *, known_as: str | None = None) -> Placement:
@@ -219,7 +236,7 @@ class Placement:
     @property
     def next_shard(self) -> Shard:
         """This rank's share in the next epoch: in the process group of now, where there is one."""
-        group = RankGroup.current()
+        group = None if self.is_given else RankGroup.current()
         if group is None or _sharding(self.options.sharding, many_ranks=True) == "none":
             return self.shard
         return self._share(group.rank, group.world_size)
@@ -255,13 +272,15 @@ class Placement:
         ``RuntimeError`` where the group that shared the input is gone: this rank's share would pass for the
         whole.
         """
+        if self.is_given:
+            return False
         current = RankGroup.current()
         if current is not None:
             return self.group is None or not current.is_same(self.group)
         if self.agreement is not None:
             raise RuntimeError(
-                f"{self.name} has the share of {self}, of a process group that was destroyed since: build a "
-                "new loader"
+                f"{self.name} has the share of {self}, of a process group that was destroyed since: call "
+                "reshard(), or build a new loader"
             )
         return False
 

@@ -1,8 +1,13 @@
-"""State of a loader: which batches of which epoch the user was given, and the run that they belong to."""
+"""State of a loader: which batches of which epoch the ranks were given, and the run that they belong to.
+
+Batches count over all ranks, so that a state is the same on every rank, and any number of ranks goes on with
+the batches that are left.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +18,15 @@ from gigl_loader.native import draws
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gigl_loader.loaders.base import BaseDistLoader
     from gigl_loader.loaders.dataset import NodeDirectory
     from gigl_loader.loaders.inputs import LoaderInput
     from gigl_loader.sampling.plan import BatchPlan
-    from gigl_loader.sampling.schedule import Schedule
+    from gigl_loader.sampling.schedule import Schedule, Shard
 
-_FORMAT = 1
+_FORMAT = 2
 """Version of a loader's state. Raised when the meaning of a field changes."""
+_OF_A_RANK = 1  # Batches are those of one rank: such a state loads on ranks as many as it was taken on.
 _FIRST_DRAWS = 1  # Draw specification of states that name none: they are older than the second one.
 
 
@@ -29,6 +36,23 @@ class Place:
 
     progress: Progress | None = None
     """``None`` until its first batch is requested."""
+
+
+class EpochIterator(Iterator[Any]):
+    """One epoch of a loader, at its own place."""
+
+    def __init__(self, loader: BaseDistLoader, place: Place) -> None:
+        self._loader = loader
+        self._place = place
+        self._placement = loader._placement
+
+    def __next__(self) -> Any:
+        if self._placement is not self._loader._placement:
+            raise RuntimeError(
+                f"{self._loader.name}: the ranks have changed since this epoch was begun: begin another "
+                "iterator"
+            )
+        return self._loader._next(self._place)
 
 
 @dataclass(slots=True, eq=False)
@@ -81,36 +105,118 @@ def describe_run(
     }
 
 
-def state_of(progress: Progress, *, run_seed: int, made_with: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of a loader as plain values (JSON will do)."""
-    epoch, first, ahead = progress.next
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What all ranks together were given of an epoch. Batches are numbered over all ranks."""
+
+    epoch: int
+    batches: int
+    """Every batch before this one was given."""
+    ahead: tuple[int, ...] = ()
+    """Batches that this rank was given beyond it; empty where batches come in order."""
+
+    @classmethod
+    def of(cls, progress: Progress, schedule: Schedule) -> Given:
+        """Return what ``progress`` of this rank says of all ranks. ``schedule``: of this rank."""
+        if progress.ended:
+            return cls(progress.epoch + 1, 0)
+        steps, shard = schedule.from_origin(progress.origin), schedule.shard
+        ahead = [progress.origin + step * shard.world_size + shard.rank for step in sorted(progress.ahead)]
+        return cls(progress.epoch, steps.number_of(progress.first), tuple(ahead))
+
+    def progress(self, schedule: Schedule, *, loaded: bool = True) -> Progress:
+        """Return the progress of a rank, whose ``schedule`` may be of another number of ranks."""
+        rank, ranks = schedule.shard.rank, schedule.shard.world_size
+        if self.batches >= schedule.total:
+            return Progress(epoch=self.epoch, first=schedule.num_batches, loaded=loaded)
+        step, origin = divmod(self.batches, ranks)
+        most = schedule.from_origin(origin).num_batches
+        own = [divmod(number - origin, ranks) for number in self.ahead]
+        ahead = {each for each, of_rank in own if of_rank == rank and each < most}
+        return Progress(epoch=self.epoch, origin=origin, first=min(step, most), ahead=ahead, loaded=loaded)
+
+
+def agreed_place(progress: Progress, schedule: Schedule) -> dict[str, int]:
+    """Return epoch and batch of ``progress``, equal on all ranks that begin at the same place.
+
+    Without ``even_batches``, the end of a rank with one batch less is the last batch of the other ranks.
+    """
+    steps, shard = schedule.from_origin(progress.origin), schedule.shard
+    step = progress.first + len(progress.ahead)
+    is_at_end = step >= steps.num_steps - (not shard.even_batches)
+    return {"epoch": progress.epoch, "batch": schedule.total if is_at_end else steps.number_of(step)}
+
+
+def state_of(
+    progress: Progress, schedule: Schedule, run: Mapping[str, Any], *, in_order: bool
+) -> dict[str, Any]:
+    """Return the state of a loader as plain values (JSON will do). ``run``: its seed, and ``made_with``.
+
+    It names its rank where batches come in any order: the other ranks may be elsewhere.
+    """
+    given, shard = Given.of(progress, schedule), schedule.shard
     return {
         "format": _FORMAT,
         "draws": draws.DRAW_SPECIFICATION,
-        "run_seed": run_seed,
-        "epoch": epoch,
-        "batches": first,
-        "ahead": ahead,
-        "made_with": made_with,
+        "epoch": given.epoch,
+        "batches": given.batches,
+        "ahead": list(given.ahead),
+        **({} if in_order or shard.world_size == 1 else {"of": _name(shard)}),
+        **run,
     }
 
 
-def read_state(state: Any, made_with: Mapping[str, Any], *, num_batches: int, most_batches: int) -> Progress:
-    """Return the progress that ``state`` holds. ``ValueError`` names what differs or is wrong.
-
-    The state may be of a rank with more batches an epoch than the ``num_batches`` of this one: of up to
-    ``most_batches``.
-    """
+def read_state(state: Any, made_with: Mapping[str, Any], schedule: Schedule) -> Progress:
+    """Return the progress that ``state`` holds. ``ValueError`` names what differs or is wrong."""
     check_same_run(state, made_with)
+    if state["format"] == _OF_A_RANK:
+        return _of_a_rank(state, schedule)
+    epoch, batches, ahead = _place(state, most=schedule.total, count=_beyond(schedule))
+    here = _name(schedule.shard)
+    if state.get("of", here) != here:
+        raise ValueError(
+            f"the state is of {state['of']}, where batches came in any order (in_order=False), and this is "
+            f"{here}: each rank of such a run loads the state that it left, on as many ranks"
+        )
+    return Given(epoch, batches, tuple(ahead)).progress(schedule)
+
+
+def _name(shard: Shard) -> str:
+    return f"rank {shard.rank} of {shard.world_size}"
+
+
+def _beyond(schedule: Schedule) -> int:
+    """Return the number after the last that a batch may have: what remains may give each rank a batch."""
+    return schedule.total + schedule.shard.world_size - 1
+
+
+def state_at(state: Mapping[str, Any], step: int, schedule: Schedule) -> dict[str, Any]:
+    """Return ``state`` with all steps of its epoch before ``step`` given."""
+    number = step if state["format"] == _OF_A_RANK else schedule.number_of(step)
+    return {**state, "batches": number, "ahead": []}
+
+
+def _of_a_rank(state: Mapping[str, Any], schedule: Schedule) -> Progress:
+    """Return the progress that a state of version 0.1 holds.
+
+    It may be of a rank with a batch more than this one.
+    """
+    most = schedule.num_batches
+    epoch, first, ahead = _place(state, most=schedule.num_steps, count=schedule.num_steps)
+    ahead = [batch for batch in ahead if batch < most]
+    return Progress(epoch=epoch, first=min(first, most), ahead=set(ahead), loaded=True)
+
+
+def _place(state: Mapping[str, Any], *, most: int, count: int) -> tuple[int, int, list[int]]:
+    """Return epoch, batches and batches ahead, checked."""
     epoch, first, ahead = (state[name] for name in ("epoch", "batches", "ahead"))
     if type(epoch) is not int or not 0 <= epoch < 2**63:
         raise ValueError(f"epoch of the state must lie in [0, 2**63), got {epoch!r}")
-    if type(first) is not int or not 0 <= first <= most_batches:
-        raise ValueError(f"batches of the state must lie in [0, {most_batches}], got {first!r}")
-    if not isinstance(ahead, list) or any(type(n) is not int or not first < n < most_batches for n in ahead):
-        raise ValueError(f"ahead of the state must list batches in ({first}, {most_batches}), got {ahead!r}")
-    ahead = {batch for batch in ahead if batch < num_batches}
-    return Progress(epoch=epoch, first=min(first, num_batches), ahead=ahead, loaded=True)
+    if type(first) is not int or not 0 <= first <= most:
+        raise ValueError(f"batches of the state must lie in [0, {most}], got {first!r}")
+    if not isinstance(ahead, list) or any(type(n) is not int or not first < n < count for n in ahead):
+        raise ValueError(f"ahead of the state must list batches in ({first}, {count}), got {ahead!r}")
+    return epoch, first, ahead
 
 
 def check_same_run(state: Any, made_with: Mapping[str, Any]) -> None:
@@ -118,8 +224,10 @@ def check_same_run(state: Any, made_with: Mapping[str, Any]) -> None:
     fields = {"format", "run_seed", "epoch", "batches", "ahead", "made_with"}
     if not isinstance(state, dict) or not fields <= state.keys():
         raise ValueError(f"not the state of a loader: it needs {', '.join(sorted(fields))}")
-    if state["format"] != _FORMAT:
-        raise ValueError(f"a state of format {state['format']!r}; this version reads {_FORMAT}")
+    if state["format"] not in (_OF_A_RANK, _FORMAT):
+        raise ValueError(
+            f"a state of format {state['format']!r}; this version reads {_OF_A_RANK} and {_FORMAT}"
+        )
     if type(state["run_seed"]) is not int or not 0 <= state["run_seed"] < 2**64:
         raise ValueError(f"run_seed of the state must lie in [0, 2**64), got {state['run_seed']!r}")
     specification = state.get("draws", _FIRST_DRAWS)
@@ -133,6 +241,8 @@ def check_same_run(state: Any, made_with: Mapping[str, Any]) -> None:
     if not isinstance(theirs, dict):
         raise ValueError(f"made_with of the state must be a mapping, got {theirs!r}")
     names = sorted(made_with.keys() | theirs.keys())
+    if state["format"] != _OF_A_RANK:
+        names.remove("sharding")
     differ = [name for name in names if made_with.get(name) != theirs.get(name)]
     if differ:
         what = "; ".join(

@@ -110,6 +110,8 @@ class Progress:
     """
 
     epoch: int
+    origin: int = 0
+    """Where the steps of the epoch begin, see ``Schedule``."""
     first: int = 0
     """Every batch before this one was given."""
     ahead: set[int] = field(default_factory=set)
@@ -118,11 +120,6 @@ class Progress:
     """The user got the end of the epoch (``StopIteration``)."""
     loaded: bool = False
     """Put back by ``load_state_dict``."""
-
-    @property
-    def is_under_way(self) -> bool:
-        """Whether the user was given some batch of the epoch."""
-        return bool(self.first or self.ahead)
 
     def lacks(self, batch: int) -> bool:
         return batch >= self.first and batch not in self.ahead
@@ -184,7 +181,7 @@ class FrameStream:
             self._open()
         if self._progress is not progress:
             self._progress = None  # If this is interrupted, the source is in an unknown epoch.
-            self.source.start_epoch(progress.epoch, progress.first)
+            self.source.start_epoch(progress.epoch, progress.first, progress.origin)
             self._progress = progress
             self._to_come = self.source.num_batches - progress.first
 

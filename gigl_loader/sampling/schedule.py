@@ -41,7 +41,7 @@ class SeedDraw:
         self._positions: Int64Array = seeds.array("positions")
         self._places: Int64Array | None = seeds.array("places") if "places" in seeds else None
         self._times = {name: seeds.array(name) for name in (TIME, TIME_START) if name in seeds}
-        self._rank = int(seeds.array("rank"))
+        self._rank, self._world_size = (int(seeds.array(name)) for name in ("rank", "world_size"))
         self._timeout_s = float(seeds.array("timeout_s"))
 
     @classmethod
@@ -54,18 +54,21 @@ class SeedDraw:
         times: Mapping[str, Array] | None = None,
         run_seed: int,
         rank: int,
+        world_size: int,
         timeout_s: float,
     ) -> SeedDraw:
         """Share the ``positions`` [N] of the seeds, and their ``times`` by column [N] where they have some.
 
         Weight i is that of seed i, or, with ``places``, weight ``places[i]``. ``timeout_s`` bounds each wait
-        for the lock of ``weights``.
+        for the lock of ``weights``. ``world_size`` ranks share the input; where that is one, ``rank`` tells
+        its draws from those of other ranks.
 
         ``ValueError`` where the weights cannot be drawn by as they stand.
         """
         seeds = {
             "positions": positions,
             "rank": np.array(rank),
+            "world_size": np.array(world_size),
             "run_seed": np.array(run_seed, np.uint64),
             "timeout_s": np.array(float(timeout_s)),
         }
@@ -107,11 +110,13 @@ class SeedDraw:
     def request(self, asked: BatchRequest, weights: Float64Array, sums: Float64Array) -> BatchRequest:
         """Return ``asked`` with as many seeds, drawn with replacement, and their input ids.
 
-        The random numbers depend on run seed, epoch, rank and batch; the weights are the present ones.
-        ``weights`` and ``sums`` [N] are scratch memory.
+        The random numbers depend on run seed, epoch and the number of the batch; the weights are the present
+        ones. ``weights`` and ``sums`` [N] are scratch memory.
         """
         total = self.read(weights, sums)
-        key = native.batch_key(self._run_seed, asked.epoch, np.array([self._rank, asked.batch], np.int64))
+        step, rank = divmod(asked.number, self._world_size)
+        place = np.array([self._rank if self._world_size == 1 else rank, step], np.int64)
+        key = native.batch_key(self._run_seed, asked.epoch, place)
         drawn = np.empty(len(asked))
         native.uniforms(key, drawn)
         chosen = np.searchsorted(sums, drawn * total, side="right")
@@ -180,6 +185,9 @@ class Schedule:
     by at most one seed, and ranks have equally many batches; only where fewer seeds remain than there
     are ranks, ranks without a seed repeat one each from the start of the order, or, without
     ``even_batches``, have one batch less.
+
+    An epoch whose ranks have changed may begin its steps at a batch ``origin`` below W: rank r's batch of
+    step s is then batch ``origin + s * W + r``. So the steps that are left begin at any batch.
     """
 
     def __init__(
@@ -193,6 +201,7 @@ class Schedule:
         shard: Shard = WHOLE,
         places: Int64Array | None = None,
         draw: SeedDraw | None = None,
+        origin: int = 0,
     ) -> None:
         """``inputs``: the columns of the plan by name, [N] each.
 
@@ -210,12 +219,13 @@ class Schedule:
         self.shard = shard
         self.places = places
         self.draw = draw
-        self._whole_steps = self.num_entries // (batch_size * shard.world_size)
+        self.origin = origin
+        self._whole_steps = self._left // (batch_size * shard.world_size)
         self._order: tuple[int, Int64Array] | None = None
 
-    def sharded(self, shard: Shard) -> Schedule:
-        """Return the schedule of another rank over the same input."""
-        if shard == self.shard:
+    def sharded(self, shard: Shard, *, origin: int = 0) -> Schedule:
+        """Return the schedule of another rank over the same input, or of steps that begin elsewhere."""
+        if shard == self.shard and origin == self.origin:
             return self
         return Schedule(
             self.inputs,
@@ -226,7 +236,21 @@ class Schedule:
             shard=shard,
             places=self.places,
             draw=self.draw,
+            origin=origin,
         )
+
+    def from_origin(self, origin: int) -> Schedule:
+        """Return the schedule of this rank where steps begin at batch ``origin``."""
+        return self.sharded(self.shard, origin=origin)
+
+    @property
+    def total(self) -> int:
+        """Batches of an epoch that one rank alone would have, without ``drop_last``."""
+        return -(-self.num_entries // self.batch_size)
+
+    def number_of(self, step: int) -> int:
+        """Return how many batches all ranks together have had before ``step``; after the last, ``total``."""
+        return self.total if 0 < self.num_steps <= step else self.origin + step * self.shard.world_size
 
     @property
     def num_batches(self) -> int:
@@ -248,7 +272,7 @@ class Schedule:
             if self.shuffle
             else np.arange(places.start, places.stop, dtype=np.int64)
         )
-        number = batch * self.shard.world_size + self.shard.rank
+        number = self.origin + batch * self.shard.world_size + self.shard.rank
         return replace(self.request_of(index, epoch), batch=batch, number=number)
 
     def request_of(self, index: Int64Array, epoch: int) -> BatchRequest:
@@ -257,12 +281,17 @@ class Schedule:
         return BatchRequest(epoch, 0, index if self.places is None else self.places[index], inputs)
 
     @property
+    def _left(self) -> int:
+        """Entries from the origin on."""
+        return max(self.num_entries - self.origin * self.batch_size, 0)
+
+    @property
     def _remaining(self) -> int:
-        return self.num_entries - self._whole_steps * self.batch_size * self.shard.world_size
+        return self._left - self._whole_steps * self.batch_size * self.shard.world_size
 
     def _whole_step(self, step: int) -> range:
         """Return this rank's places in the order of an epoch, of a step in which all batches are full."""
-        begin = (step * self.shard.world_size + self.shard.rank) * self.batch_size
+        begin = (self.origin + step * self.shard.world_size + self.shard.rank) * self.batch_size
         return range(begin, begin + self.batch_size)
 
     def _last_step(self) -> range:

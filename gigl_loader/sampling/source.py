@@ -123,10 +123,13 @@ class BatchSource(Protocol):
 
     @property
     def num_batches(self) -> int:
-        """Batches in a whole epoch."""
+        """Batches in the whole epoch under way."""
 
-    def start_epoch(self, epoch: int, first_batch: int = 0) -> None:
-        """Leave the epoch under way, wherever it stands, and go to ``first_batch`` of ``epoch``."""
+    def start_epoch(self, epoch: int, first_batch: int = 0, origin: int = 0) -> None:
+        """Leave the epoch under way, wherever it stands, and go to ``first_batch`` of ``epoch``.
+
+        ``origin``: where the steps of the epoch begin, see ``Schedule``.
+        """
 
     def wait_until_up(self, timeout: float) -> None:
         """Wait until everything that makes batches has started. ``WorkerDied`` if it cannot.
@@ -193,10 +196,12 @@ class InlineSource:
     def num_batches(self) -> int:
         return self._schedule.num_batches
 
-    def start_epoch(self, epoch: int, first_batch: int = 0) -> None:
+    def start_epoch(self, epoch: int, first_batch: int = 0, origin: int = 0) -> None:
         if self._slots is None:
             raise ValueError("the source is closed")
-        check_epoch(epoch, first_batch, num_batches=self.num_batches)
+        schedule = self._schedule.from_origin(origin)
+        check_epoch(epoch, first_batch, num_batches=schedule.num_batches)
+        self._schedule = schedule
         self._epoch, self._position = epoch, first_batch
 
     def wait_until_up(self, timeout: float) -> None:

@@ -22,7 +22,6 @@ from gigl_loader.sampling.partitioned import OwnerRows
 from gigl_loader.sampling.resident import ResidentRows
 from gigl_loader.sampling.row_cache import reference_counts
 from gigl_loader.sampling.rows import DiskRows, MappedRows
-from gigl_loader.sampling.source import check_epoch
 from gigl_loader.sampling.store import WireCounts
 from gigl_loader.sampling.window_threads import FRAMES_AHEAD, Skeleton, WindowThreads
 
@@ -102,13 +101,11 @@ class WindowedSource:
     def num_batches(self) -> int:
         return self._inner.num_batches
 
-    def start_epoch(self, epoch: int, first_batch: int = 0) -> None:
+    def start_epoch(self, epoch: int, first_batch: int = 0, origin: int = 0) -> None:
         self._check_usable()
-        check_epoch(epoch, first_batch, num_batches=self.num_batches)
+        self._inner.start_epoch(epoch, first_batch, origin)
         self._pipeline.start_epoch(epoch)
         self._stalled = False
-        self._to_take = self._to_give = 0
-        self._inner.start_epoch(epoch, first_batch)
         self._to_take = self._to_give = self.num_batches - first_batch
 
     def wait_until_up(self, timeout: float) -> None:

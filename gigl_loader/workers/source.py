@@ -159,10 +159,12 @@ class WorkerSource:
     def num_batches(self) -> int:
         return self._schedule.num_batches
 
-    def start_epoch(self, epoch: int, first_batch: int = 0) -> None:
+    def start_epoch(self, epoch: int, first_batch: int = 0, origin: int = 0) -> None:
         """Go to ``first_batch`` of ``epoch`` and send the first requests. Does not wait for the workers."""
         self._check_usable()
-        check_epoch(epoch, first_batch, num_batches=self.num_batches)
+        schedule = self._schedule.from_origin(origin)
+        check_epoch(epoch, first_batch, num_batches=schedule.num_batches)
+        self._schedule = schedule
         self._generation += 1
         for delivery in self._ready.values():
             delivery.handle.drop(delivery)

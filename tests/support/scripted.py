@@ -44,16 +44,17 @@ class _ScriptedSource:
     def __init__(self, inner: BatchSource, script: Script) -> None:
         self._inner = inner
         self._script = script
-        self._epoch = 0
+        self._epoch = self._origin = 0
         self._coming: list[int] = []
 
     @property
     def num_batches(self) -> int:
         return self._inner.num_batches
 
-    def start_epoch(self, epoch: int, first_batch: int = 0) -> None:
+    def start_epoch(self, epoch: int, first_batch: int = 0, origin: int = 0) -> None:
         self._script.starts.append((epoch, first_batch))
-        self._epoch = epoch
+        self._epoch, self._origin = epoch, origin
+        self._inner.start_epoch(epoch, first_batch, origin)
         self._coming = list(self._script.order(range(first_batch, self.num_batches)))
 
     def wait_until_up(self, timeout: float) -> None:
@@ -66,7 +67,7 @@ class _ScriptedSource:
         del self._coming[0]
         if batch in self._script.faults:
             raise self._script.faults[batch]
-        self._inner.start_epoch(self._epoch, batch)
+        self._inner.start_epoch(self._epoch, batch, self._origin)
         return self._inner.receive(timeout)
 
     def close(self) -> None:

@@ -211,7 +211,7 @@ def test_a_mask_is_another_input_than_its_ids() -> None:
 
 
 BROKEN: list[tuple[dict[str, Any], str]] = [
-    ({"format": 99}, "a state of format 99; this version reads 1"),
+    ({"format": 99}, "a state of format 99; this version reads 1 and 2"),
     ({"epoch": -1}, r"epoch of the state must lie in \[0, 2\*\*63\), got -1"),
     ({"epoch": 2**63}, r"epoch of the state must lie in \[0, 2\*\*63\), got 9223372036854775808"),
     ({"epoch": 1.0}, r"epoch of the state must lie in \[0, 2\*\*63\), got 1\.0"),

@@ -137,3 +137,31 @@ def test_the_index_of_an_entry_is_its_place_in_the_input() -> None:
     (schedule,) = _schedules(3, world_size=1, batch_size=2, places=np.array([100, 200, 300]))
     assert _batches(schedule, 0) == [[100, 200], [300]]
     assert schedule.request(0, 0).inputs[SEED].tolist() == [0, 7]
+
+
+@given(
+    num_seeds=st.integers(0, 80),
+    batch_size=st.integers(1, 6),
+    parts=st.lists(st.tuples(st.integers(1, 7), st.integers(0, 4)), min_size=1, max_size=5),
+    last=st.integers(1, 7),
+)
+def test_ranks_that_change_cover_every_seed_once(
+    *, num_seeds: int, batch_size: int, parts: list[tuple[int, int]], last: int
+) -> None:
+    batches = [(begin, begin + batch_size) for begin in range(0, num_seeds, batch_size)]
+    number, seen = 0, []
+    for world_size, steps in [*parts, (last, num_seeds + 1)]:
+        schedules = _schedules(num_seeds, world_size=world_size, batch_size=batch_size, even_batches=False)
+        step, origin = divmod(number, world_size)
+        dealt = [schedule.from_origin(origin) for schedule in schedules]
+        if number >= schedules[0].total:
+            break
+        end = min(step + steps, dealt[0].num_steps)
+        for schedule in dealt:
+            for batch in range(step, min(end, schedule.num_batches)):
+                request = schedule.request(0, batch)
+                seen += request.index.tolist()
+                if len(request) == batch_size and request.number < len(batches):
+                    assert request.index.tolist() == list(range(*batches[request.number]))
+        number = dealt[0].number_of(end)
+    assert sorted(seen) == list(range(num_seeds))
