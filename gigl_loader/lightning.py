@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gigl_loader.loaders.base import BaseDistLoader
 from gigl_loader.loaders.dataset import Dataset, check_dataset
+from gigl_loader.loaders.state import is_at_end
 
 if TYPE_CHECKING:
     from pytorch_lightning import Callback, LightningDataModule
@@ -182,7 +183,7 @@ class GiglDataModule(LightningDataModule):
         if stage == _VAL:
             # The run seed is all that counts: which epoch comes next follows from that of the training.
             state = {**state, "batches": 0, "ahead": []}
-        elif state["batches"] >= len(loader):
+        elif is_at_end(state, loader._schedule):
             # Lightning does not ask for more batches than there are, so the loader has not seen the end.
             state = {**state, "epoch": state["epoch"] + 1, "batches": 0, "ahead": []}
         try:
@@ -191,6 +192,16 @@ class GiglDataModule(LightningDataModule):
             if stage == _TRAIN:
                 raise
             logger.warning("validation goes on with a loader of its own run seed: %s", error)
+        if stage == _TRAIN:
+            self._count_steps(loader)
+
+    def _count_steps(self, loader: BaseDistLoader) -> None:
+        """Have the trainer count the steps of the epoch as the ranks of now do: there may have been more."""
+        if self.trainer is None:
+            return
+        current = self.trainer.fit_loop.epoch_loop.batch_progress.current
+        if current.completed:
+            vars(current).update(dict.fromkeys(vars(current), loader._epochs.pending.first))
 
     def follow_epoch(self, stage: str) -> None:
         """Let a loader's next ``iter()`` begin the trainer's epoch, unless it is in the middle of it."""

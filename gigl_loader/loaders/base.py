@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import torch
 from typing_extensions import Self, Unpack
 
+from gigl_loader.loaders import state as states
 from gigl_loader.loaders.arguments import (
     CheckedOptions,
     FixedArguments,
@@ -30,17 +31,14 @@ from gigl_loader.loaders.dequantize import dequantizing
 from gigl_loader.loaders.input_times import request_alone, without_past
 from gigl_loader.loaders.inputs import SeedNodes, read_seed_nodes, read_seed_weights, seed_draw
 from gigl_loader.loaders.placement import Placement, PlacementOptions
-from gigl_loader.loaders.state import (
+from gigl_loader.loaders.stream import (
+    BatchPipeline,
     EpochIterator,
-    Epochs,
-    Given,
-    Place,
-    agreed_place,
-    describe_run,
-    read_state,
-    state_of,
+    FrameStream,
+    Progress,
+    RowCounter,
+    SingleBatches,
 )
-from gigl_loader.loaders.stream import BatchPipeline, FrameStream, Progress, RowCounter, SingleBatches
 from gigl_loader.loaders.transfer import ResidentTransfer, target_device, transfer_to
 from gigl_loader.native import draws
 from gigl_loader.sampling.plan import SamplerArguments, read_columns
@@ -131,7 +129,7 @@ class BaseDistLoader(FixedArguments):
             self.batch_size, self.num_workers = checked.batch_size, checked.num_workers
             self.shuffle, self.drop_last = checked.shuffle, checked.drop_last
             self._pipeline = BatchPipeline(self._transfer(), checked.transform)
-            self._epochs = Epochs()
+            self._epochs = states.Epochs()
             self._owner = os.getpid()
             self._seeds = self.read_input()
             self._seed_weights = read_seed_weights(
@@ -141,7 +139,7 @@ class BaseDistLoader(FixedArguments):
             self._plan(self._placement.run_seed(checked.seed))
             self._rows = RowCounter.of(dataset, self.plan.frame(dataset.schema))
             # Now, since the dataset may not be reachable later, when the state is needed most.
-            self._made_with = describe_run(dataset, self.plan, self._seeds, self._schedule)
+            self._made_with = states.describe_run(dataset, self.plan, self._seeds, self._schedule)
             self._seeds = self._seeds.without_ids()
         self._join()
         self.dataset = cast("SizedDataset", DatasetOfLoader(dataset, self._schedule.num_entries))
@@ -189,7 +187,7 @@ class BaseDistLoader(FixedArguments):
         """
         self._check_usable()
         self._follow_group()
-        self._epochs.latest = place = Place()
+        self._epochs.latest = place = states.Place()
         self._frames.turn_to(self._epochs.pending)
         return EpochIterator(self, place)
 
@@ -262,7 +260,9 @@ class BaseDistLoader(FixedArguments):
         next batch. With ``in_order=False``, each of several ranks needs its own.
         """
         run = {"run_seed": self.seed, "made_with": self._made_with}
-        return state_of(self._epochs.current, self._schedule, run, in_order=self._options.workers.in_order)
+        return states.state_of(
+            self._epochs.current, self._schedule, run, in_order=self._options.workers.in_order
+        )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next ``iter()``, or ``next(loader)``, go on where ``state`` was taken.
@@ -274,7 +274,7 @@ class BaseDistLoader(FixedArguments):
         """
         self._check_usable()
         self._follow_group()
-        progress = read_state(state, self._made_with, self._schedule)
+        progress = states.read_state(state, self._made_with, self._schedule)
         if state["run_seed"] != self.seed:
             if not self._random_seed:
                 raise ValueError(
@@ -391,7 +391,7 @@ class BaseDistLoader(FixedArguments):
 
     def _move_to(self, placement: Placement, progress: Progress, is_seed_free: bool = False) -> None:
         """Take another place among the ranks, and go on with what ``progress`` leaves of its epoch."""
-        given = Given.of(progress, self._schedule)
+        given = states.Given.of(progress, self._schedule)
         self._take(placement)
         self._frames.close()
         with placement.telling_failures():
@@ -454,15 +454,15 @@ class BaseDistLoader(FixedArguments):
             shared=self._options.shared,
         )
 
-    def _begin(self, place: Place) -> Progress:
+    def _begin(self, place: states.Place) -> Progress:
         """Give an iterator the next epoch, once all ranks that share the input begin the same one."""
         progress = self._epochs.pending
         if self._placement.agreement is not None:
-            where = {"seed": self.seed, **agreed_place(progress, self._schedule)}
+            where = {"seed": self.seed, **states.agreed_place(progress, self._schedule)}
             self._placement.agreement.begin(where, self._placement.options.timeout_s)
         return self._epochs.begin(place)
 
-    def _next(self, place: Place) -> Any:
+    def _next(self, place: states.Place) -> Any:
         self._check_usable()
         progress = place.progress or self._begin(place)
         if progress.ended:

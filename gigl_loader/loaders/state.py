@@ -7,7 +7,6 @@ the batches that are left.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,6 @@ from gigl_loader.native import draws
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gigl_loader.loaders.base import BaseDistLoader
     from gigl_loader.loaders.dataset import NodeDirectory
     from gigl_loader.loaders.inputs import LoaderInput
     from gigl_loader.sampling.plan import BatchPlan
@@ -36,23 +34,6 @@ class Place:
 
     progress: Progress | None = None
     """``None`` until its first batch is requested."""
-
-
-class EpochIterator(Iterator[Any]):
-    """One epoch of a loader, at its own place."""
-
-    def __init__(self, loader: BaseDistLoader, place: Place) -> None:
-        self._loader = loader
-        self._place = place
-        self._placement = loader._placement
-
-    def __next__(self) -> Any:
-        if self._placement is not self._loader._placement:
-            raise RuntimeError(
-                f"{self._loader.name}: the ranks have changed since this epoch was begun: begin another "
-                "iterator"
-            )
-        return self._loader._next(self._place)
 
 
 @dataclass(slots=True, eq=False)
@@ -188,6 +169,11 @@ def _name(shard: Shard) -> str:
 def _beyond(schedule: Schedule) -> int:
     """Return the number after the last that a batch may have: what remains may give each rank a batch."""
     return schedule.total + schedule.shard.world_size - 1
+
+
+def is_at_end(state: Mapping[str, Any], schedule: Schedule) -> bool:
+    """Return whether all batches of the epoch of ``state`` were given."""
+    return bool(state["batches"] >= (schedule.num_steps if state["format"] == _OF_A_RANK else schedule.total))
 
 
 def state_at(state: Mapping[str, Any], step: int, schedule: Schedule) -> dict[str, Any]:

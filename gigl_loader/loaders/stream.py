@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gigl_loader.channel.frame import Frame
+    from gigl_loader.loaders.base import BaseDistLoader
     from gigl_loader.loaders.dataset import Dataset
+    from gigl_loader.loaders.state import Place
     from gigl_loader.loaders.transfer import FrameTensors, Transfer
     from gigl_loader.sampling.frame_schema import FrameSchema
     from gigl_loader.sampling.request import BatchRequest
@@ -135,6 +138,23 @@ class Progress:
     def next(self) -> tuple[int, int, list[int]]:
         """Epoch, first batch not given, batches given beyond it. An ended epoch is the start of the next."""
         return (self.epoch + 1, 0, []) if self.ended else (self.epoch, self.first, sorted(self.ahead))
+
+
+class EpochIterator(Iterator[Any]):
+    """One epoch of a loader, at its own place."""
+
+    def __init__(self, loader: BaseDistLoader, place: Place) -> None:
+        self._loader = loader
+        self._place = place
+        self._placement = loader._placement
+
+    def __next__(self) -> Any:
+        if self._placement is not self._loader._placement:
+            raise RuntimeError(
+                f"{self._loader.name}: the ranks have changed since this epoch was begun: begin another "
+                "iterator"
+            )
+        return self._loader._next(self._place)
 
 
 class FrameStream:

@@ -54,8 +54,8 @@ class SeedDraw:
         times: Mapping[str, Array] | None = None,
         run_seed: int,
         rank: int,
-        world_size: int,
         timeout_s: float,
+        world_size: int = 1,
     ) -> SeedDraw:
         """Share the ``positions`` [N] of the seeds, and their ``times`` by column [N] where they have some.
 
@@ -114,9 +114,10 @@ class SeedDraw:
         ones. ``weights`` and ``sums`` [N] are scratch memory.
         """
         total = self.read(weights, sums)
-        step, rank = divmod(asked.number, self._world_size)
-        place = np.array([self._rank if self._world_size == 1 else rank, step], np.int64)
-        key = native.batch_key(self._run_seed, asked.epoch, place)
+        place = self._rank, asked.batch
+        if self._world_size > 1:
+            place = asked.number % self._world_size, asked.number // self._world_size
+        key = native.batch_key(self._run_seed, asked.epoch, np.array(place, np.int64))
         drawn = np.empty(len(asked))
         native.uniforms(key, drawn)
         chosen = np.searchsorted(sums, drawn * total, side="right")

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.stateful import Stateful
 
 from gigl_loader import DistDataset
 from gigl_loader.partition import build_graph, tables_from_pyg
 from tests.support.elastic_training import described, open_loader
+from tests.support.leftovers import wait_until
 from tests.support.pyg_graphs import homogeneous, same_batch
 from tests.support.torchrun import Torchrun
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 SECONDS = 150.0
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("stop_after", [0, 3])
@@ -28,13 +32,13 @@ SECONDS = 150.0
 def test_a_checkpoint_has_the_place_of_a_loader(stop_after: int, tmp_path: Path) -> None:
     dataset = DistDataset.from_pyg(homogeneous())
     with open_loader("nodes", dataset, num_workers=0) as loader:
-        assert isinstance(loader, Stateful)
         iterator = iter(loader)
+        assert isinstance(loader, Stateful)
         list(islice(iterator, stop_after))
-        dcp.save({"loader": loader}, checkpoint_id=tmp_path / "checkpoint", no_dist=True)
+        save({"loader": loader}, checkpoint_id=tmp_path / "checkpoint", no_dist=True)
         expected = list(iterator)
     with open_loader("nodes", dataset, num_workers=0) as loader:
-        dcp.load({"loader": loader}, checkpoint_id=tmp_path / "checkpoint", no_dist=True)
+        load({"loader": loader}, checkpoint_id=tmp_path / "checkpoint", no_dist=True)
         found = list(loader)
     assert len(found) == len(expected)
     assert all(map(same_batch, found, expected))
@@ -59,3 +63,44 @@ def test_a_checkpoint_of_four_ranks_is_gone_on_with_by_two(tmp_path: Path) -> No
     }
     assert sorted(place for batch in batches.values() for place in batch["places"]) == list(range(100))
     assert all(batches[number] == undisturbed[number] for number in range(12))
+
+
+@pytest.mark.slow
+def test_the_example_goes_on_where_ranks_were_lost_with_those_that_there_are(tmp_path: Path) -> None:
+    script = str(ROOT / "examples" / "elastic.py")
+    options = [script, "--json", "--checkpoints", str(tmp_path / "checkpoints")]
+    lines: list[tuple[tuple[int, int], dict[str, Any]]] = []
+
+    def said(job: Torchrun, number: int) -> list[tuple[tuple[int, int], dict[str, Any]]]:
+        found = [json.loads(line) for line in job.output(0).splitlines() if line.endswith("}")]
+        return [((number, each["restart"]), each) for each in found]
+
+    def wait(job: Torchrun, number: int, *, restart: int, steps: int) -> None:
+        def is_there() -> bool:
+            return sum(attempt[1] == restart for attempt, _ in said(job, number)) >= 4 * steps
+
+        assert wait_until(is_there, seconds=SECONDS), job.errors(0)
+
+    with Torchrun("--max-restarts", "2", *options, ranks_per_host=4, folder=tmp_path) as job:
+        wait(job, 0, restart=0, steps=7)
+        job.ranks()[2].kill()
+        wait(job, 0, restart=1, steps=7)
+        for process in job.everyone():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        job.finish(seconds=SECONDS)
+        lines += said(job, 0)
+    with Torchrun(*options, ranks_per_host=2, folder=tmp_path) as job:
+        assert job.finish(seconds=SECONDS) == [0], job.errors(0)
+        lines += said(job, 1)
+
+    assert {each["ranks"] for _, each in lines} == {4, 2}
+    last = {each["step"]: attempt for attempt, each in sorted(lines, key=lambda line: line[0])}
+    for epoch in range(2):
+        seen = Counter(
+            seed
+            for attempt, each in lines
+            if each["epoch"] == epoch and last[each["step"]] == attempt
+            for seed in each["seeds"]
+        )
+        assert seen == Counter(range(4_000))

@@ -341,12 +341,12 @@ def open_graph():
     return DistDataset.open("graph")
 
 
-def fit(folder, killed_at=-1, checkpoint=None):
+def fit(folder, devices, killed_at=-1, checkpoint=None):
     os.mkdir(folder)
     every, strategy = json.loads(sys.argv[2]), sys.argv[4]
     save = ModelCheckpoint(folder, filename="{step}", save_top_k=-1, **every)
     trainer = lightning.Trainer(
-        accelerator="cpu", devices=2, strategy=strategy, max_epochs=3, logger=False, callbacks=[save],
+        accelerator="cpu", devices=devices, strategy=strategy, max_epochs=3, logger=False, callbacks=[save],
         enable_progress_bar=False, enable_model_summary=False,
     )
     data = GiglDataModule(
@@ -359,11 +359,11 @@ def fit(folder, killed_at=-1, checkpoint=None):
 
 if __name__ == "__main__":
     try:
-        fit("killed", int(sys.argv[1]))
+        fit("killed", 2, int(sys.argv[1]))
     except ProcessExitedException as error:
         print(error.signal_name)
     os.environ.pop("MASTER_PORT", None)
-    fit("resumed", checkpoint=f"killed/step={sys.argv[3]}.ckpt")
+    fit("resumed", int(sys.argv[5]), checkpoint=f"killed/step={sys.argv[3]}.ckpt")
 """
 
 
@@ -371,19 +371,23 @@ if __name__ == "__main__":
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("no_leftovers")
 @pytest.mark.parametrize(
-    ("killed_at", "every", "saved", "strategy"),
+    ("killed_at", "every", "saved", "strategy", "devices"),
     [
-        (8, {"every_n_train_steps": 3}, 6, "ddp_fork"),
-        (20, {"every_n_epochs": 1}, 15, "ddp_fork"),
-        (8, {"every_n_train_steps": 3}, 6, "ddp_spawn"),
+        (8, {"every_n_train_steps": 3}, 6, "ddp_fork", 2),
+        (20, {"every_n_epochs": 1}, 15, "ddp_fork", 2),
+        (8, {"every_n_train_steps": 3}, 6, "ddp_spawn", 2),
+        (8, {"every_n_train_steps": 3}, 6, "ddp_fork", 4),
+        (8, {"every_n_train_steps": 3}, 6, "ddp_fork", 1),
+        (20, {"every_n_epochs": 1}, 15, "ddp_fork", 3),
     ],
-    ids=["middle", "end of an epoch", "spawned"],
+    ids=["middle", "end of an epoch", "spawned", "on four", "on one", "end of an epoch, on three"],
 )
 def test_two_ranks_that_were_killed_see_each_seed_once(
-    killed_at: int, every: dict[str, Any], saved: int, strategy: str, tmp_path: Path
+    *, killed_at: int, every: dict[str, Any], saved: int, strategy: str, devices: int, tmp_path: Path
 ) -> None:
     """Without a seed, too: that of the first run is in the checkpoint."""
     build_graph(tables_from_pyg(homogeneous()), tmp_path / "graph", num_partitions=2)
     (tmp_path / "train.py").write_text(SCRIPT)
-    lines = killed_and_resumed(tmp_path, str(killed_at), json.dumps(every), str(saved), strategy, saved=saved)
+    arguments = [str(killed_at), json.dumps(every), str(saved), strategy, str(devices)]
+    lines = killed_and_resumed(tmp_path, *arguments, saved=saved)
     check_each_seed_once(lines, epochs=3, seeds=290)

@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from gigl_loader import DistABLPLoader, DistDataset, DistLinkNeighborLoader, DistNeighborLoader
 
@@ -82,7 +83,7 @@ def main(
         dataset = DistDataset.open(graph)
     with dataset, open_loader(kind, dataset, **options) as loader:
         if committed["state"] is not None and checkpoints:
-            dcp.load({"loader": loader}, checkpoint_id=committed["checkpoint"])
+            load({"loader": loader}, checkpoint_id=committed["checkpoint"])
         elif committed["state"] is not None:
             loader.load_state_dict(committed["state"])
         first = committed["state"]["batches"] if committed["state"] else 0
@@ -101,7 +102,7 @@ def main(
                     committed["batches"][str(first + step * world_size + other)] = each
             if checkpoints:
                 committed["checkpoint"] = f"{journal}-{loader.state_dict()['batches']}"
-                dcp.save({"loader": loader}, checkpoint_id=committed["checkpoint"])
+                save({"loader": loader}, checkpoint_id=committed["checkpoint"])
             if rank == 0:
                 committed["state"] = loader.state_dict()
                 part = path.with_suffix(".part")

@@ -295,9 +295,9 @@ def test_an_interrupted_start_of_an_epoch_does_not_disturb_another(
         (source,) = sources
         start = source.start_epoch
 
-        def interrupted(epoch: int, first_batch: int = 0) -> None:
+        def interrupted(epoch: int, first_batch: int = 0, origin: int = 0) -> None:
             source.start_epoch = start
-            start(epoch, first_batch)
+            start(epoch, first_batch, origin)
             raise KeyboardInterrupt
 
         source.start_epoch = interrupted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -55,14 +56,14 @@ def _run(
     state: dict[str, Any] = {}
     given: list[tuple[int, Any]] = []
 
-    def program(steps: int | None) -> tuple[list[Any], str]:
+    def program(steps: int | None, _: RankGroup) -> tuple[list[Any], str]:
         with make(**options) as loader:
             if state:
                 loader.load_state_dict(state)
             return list(islice(loader, steps)), json.dumps(loader.state_dict())
 
     for world_size, steps in parts:
-        results = _values(run_ranks(world_size, lambda _, steps=steps: program(steps)))
+        results = _values(run_ranks(world_size, partial(program, steps)))
         first = state.get("batches", 0)
         for rank, (batches, _) in enumerate(results):
             given += [(first + step * world_size + rank, batch) for step, batch in enumerate(batches)]
