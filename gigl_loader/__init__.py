@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gigl_loader.loaders.link import DistLinkNeighborLoader as DistLinkNeighborLoader
     from gigl_loader.loaders.link import NegativeSampling as NegativeSampling
     from gigl_loader.loaders.neighbor import DistNeighborLoader as DistNeighborLoader
+    from gigl_loader.loaders.sampler import Sampler as Sampler
     from gigl_loader.loaders.subgraph import DistSubgraphLoader as DistSubgraphLoader
     from gigl_loader.sampling.plans.custom import CustomSamplerOptions as CustomSamplerOptions
     from gigl_loader.sampling.plans.neighbor import (
@@ -49,6 +50,7 @@ _HOMES = {
     "PPRMetaPath": "gigl_loader.sampling.plans.ppr",
     "PPRSamplerOptions": "gigl_loader.sampling.plans.ppr",
     "RandomWalkSamplerOptions": "gigl_loader.sampling.plans.walks",
+    "Sampler": "gigl_loader.loaders.sampler",
     "SamplingError": "gigl_loader.errors",
     "SharedTensors": "gigl_loader.shared",
     "StorageUnavailable": "gigl_loader.errors",
@@ -75,6 +77,7 @@ __all__ = [
     "PPRMetaPath",
     "PPRSamplerOptions",
     "RandomWalkSamplerOptions",
+    "Sampler",
     "SamplingError",
     "SharedTensors",
     "StorageUnavailable",

@@ -143,7 +143,7 @@ class BaseDistLoader(FixedArguments):
             self._seeds = self._seeds.without_ids()
         self._join()
         self.dataset = cast("SizedDataset", DatasetOfLoader(dataset, self._schedule.num_entries))
-        if not self._schedule.num_entries and (self._placement.agreement is None or self.topology.rank == 0):
+        if not (self._schedule.num_entries or self._has_warned) and self._placement.logs_for_all:
             logger.warning("%s: the input has no %s: its epochs have no batch", self.name, self._seeds.what)
         self._is_built = True
 

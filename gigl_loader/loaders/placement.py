@@ -227,6 +227,11 @@ class Placement:
         return f"{kind}-{cls._count[kind]}"
 
     @property
+    def logs_for_all(self) -> bool:
+        """Whether this rank logs what concerns all ranks that share the input."""
+        return self.agreement is None or self.topology.rank == 0
+
+    @property
     def shard(self) -> Shard:
         """This rank's share of the input."""
         if self.sharding == "none":

@@ -305,17 +305,49 @@ class SingleBatches:
         self._in_use = threading.Lock()
         self._source: BatchSource | None = None
 
-    def receive(self, request: BatchRequest) -> Frame:
-        """Return the frame of a request. Its arrays stay valid for as long as anyone keeps one of them."""
+    @property
+    def is_open(self) -> bool:
+        return self._source is not None
+
+    def open(self) -> None:
+        """Open the source, unless it is open."""
         if self._pid != os.getpid():
             self._forget()
         with self._in_use:
-            if self._source is None:
-                self._source = self._open_source()
-                self._end = weakref.finalize(self, _close_source, self._source, self._pid)
+            self._opened()
+
+    def receive(self, request: BatchRequest, timeout_s: float | None = None) -> Frame:
+        """Return the frame of a request. Its arrays stay valid for as long as anyone keeps one of them.
+
+        ``timeout_s``: by default that of the loader. After an error that is not of the batch or of a host,
+        the next request opens another source.
+        """
+        if self._pid != os.getpid():
+            self._forget()
+        with self._in_use:
+            source, end = self._opened()
             self._schedule.asked = request
-            self._source.start_epoch(request.epoch)
-            return self._source.receive(self._timeout_s)
+            try:
+                source.start_epoch(request.epoch)
+                return source.receive(self._timeout_s if timeout_s is None else timeout_s)
+            except (SamplingError, TimeoutError):
+                raise
+            except Exception:
+                self._source = None
+                end()
+                raise
+
+    def interrupt(self) -> threading.Thread | None:
+        """Close the source while a thread waits for it, whose ``receive`` then raises.
+
+        Return the thread that closes it; ``None`` where no source is open.
+        """
+        if self._source is None:
+            return None
+        self._source, end = None, self._end
+        thread = threading.Thread(target=end, name="close", daemon=True)
+        thread.start()
+        return thread
 
     def close(self) -> None:
         """Close the source; a later request opens another. Closing twice is fine."""
@@ -325,6 +357,15 @@ class SingleBatches:
             if self._source is not None:
                 self._source = None
                 self._end()
+
+    def _opened(self) -> tuple[BatchSource, Callable[[], Any]]:
+        """Return the source, and what closes it. The lock is held."""
+        source = self._source
+        if source is None:
+            source = self._open_source()
+            self._end = weakref.finalize(self, _close_source, source, self._pid)
+            self._source = source  # Last: ``interrupt`` does not take the lock.
+        return source, self._end
 
 
 def _close_when_idle(stream_ref: weakref.ref[FrameStream], ended: threading.Event) -> None:

@@ -86,7 +86,7 @@ MAY_IMPORT_LAZILY = {
     "dataset": frozenset({"hosts", "partition", "rpc"}),
     "glt": frozenset({"graph.graph"}),
     "queries": frozenset(
-        {"pyg", "sampling.khop", "sampling.labels", "sampling.partitioned", "sampling.store"}
+        {"loaders", "pyg", "sampling.khop", "sampling.labels", "sampling.partitioned", "sampling.store"}
     ),
 }
 """What a part may import on top of that inside functions, where it is needed, and for type checkers."""
@@ -310,6 +310,7 @@ def test_nothing_is_public_by_accident() -> None:
         "PPRMetaPath",
         "PPRSamplerOptions",
         "RandomWalkSamplerOptions",
+        "Sampler",
         "SamplingError",
         "SharedTensors",
         "StorageUnavailable",

@@ -1,0 +1,457 @@
+"""A sampler that stays open: batches on request, from any thread, beside the epochs of loaders."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import threading
+import time
+import weakref
+from collections import Counter, deque
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from gigl_loader.loaders.arguments import seconds, whole_epoch
+from gigl_loader.loaders.input_times import request_alone
+from gigl_loader.loaders.link import DistLinkNeighborLoader, LinkLabels
+from gigl_loader.loaders.neighbor import DistNeighborLoader
+from gigl_loader.loaders.stream import BatchPipeline, SingleBatches
+from gigl_loader.options import whole_number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from typing_extensions import Self
+
+    from gigl_loader.channel.frame import Frame
+    from gigl_loader.loaders.arguments import Fanouts
+    from gigl_loader.loaders.base import BaseDistLoader
+    from gigl_loader.loaders.dataset import Dataset
+    from gigl_loader.options import EdgeType, NodeType
+    from gigl_loader.sampling.request import BatchRequest
+
+_GRACE_S = 0.1
+"""Beyond the deadline of a call, for the error of its source, which names the host that is late."""
+_CLOSE_S = 5.0
+_OF_SEEDS = "seeds come with each call: sample(nodes)"
+_OF_EPOCHS = "a sampler has no epochs of an input: a call has the seeds that it is given"
+_OF_WORKERS = "calls are served by threads of this process: concurrency= says how many"
+_OF_PRODUCERS = "each thread of a sampler has a producer of its own, and one batch in flight"
+_OF_RANKS = "a sampler waits for no other rank: each rank has its own"
+_OF_FEATURES = "the features of a single batch are read when they are wanted"
+_REFUSED = {
+    **dict.fromkeys(("input_nodes", "edge_label_index", "edge_label", "seed_weights"), _OF_SEEDS),
+    **dict.fromkeys(("batch_size", "shuffle", "drop_last", "in_order"), _OF_EPOCHS),
+    **dict.fromkeys(
+        ("num_workers", "worker_concurrency", "multiprocessing_context", "max_worker_restarts"), _OF_WORKERS
+    ),
+    **dict.fromkeys(
+        ("prefetch_size", "worker_key", "max_concurrent_producer_inits", "process_start_gap_seconds"),
+        _OF_PRODUCERS,
+    ),
+    **dict.fromkeys(("sharding", "even_batches"), _OF_RANKS),
+    **dict.fromkeys(("feature_memory", "feature_memory_device", "window", "cache_policy"), _OF_FEATURES),
+}
+"""Options of loaders that a sampler has no use for, and why."""
+_TIMES = ("input_time", "edge_label_time", "input_time_start")
+
+
+class Sampler:
+    """Batches on request: what :meth:`BaseDistLoader.sample` returns, from open sources and any thread.
+
+    Made by ``dataset.sampler(num_neighbors, ...)``. It keeps its sources of batches open, with their
+    channels and memory, and waits for no other rank of a process group. Threads call :meth:`sample`,
+    coroutines await :meth:`asample`; ``concurrency`` calls are served at the same time, and further ones wait
+    for their turn. A call has a deadline; after an error, the sampler is good for the next call.
+
+    It is a context manager; :meth:`close` ends its threads, and so does collecting it. A forked child that
+    uses it opens sources of its own, where the whole graph lies on this host.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        num_neighbors: Fanouts | None = None,
+        seed_type: NodeType | EdgeType | None = None,
+        *,
+        loader_class: type[BaseDistLoader] = DistNeighborLoader,
+        concurrency: int = 4,
+        **options: Any,
+    ) -> None:
+        """Check the arguments. Sources are opened by the calls that need them.
+
+        ``num_neighbors``
+            As for ``loader_class``.
+        ``seed_type``
+            Node type of the seeds, or edge type of the links. May be left out where there is one only.
+        ``loader_class``
+            Class whose batches these are: ``DistNeighborLoader``, ``DistLinkNeighborLoader``,
+            ``DistABLPLoader``, ``DistSubgraphLoader``, or a subclass that takes their first three arguments.
+        ``concurrency``
+            Calls that are served at the same time, each by a source of its own.
+        ``options``
+            Those of ``loader_class`` that concern batches, and ``seed``, ``device``, ``transform``,
+            ``channel_size`` (of each source), ``name`` and ``timeout`` (of a call that names none).
+            ``input_time=True``, ``edge_label_time=True`` and ``input_time_start=True`` say that each call
+            gives the times of its seeds. ``TypeError`` says why another option is refused.
+
+        Raises ``ValueError`` and ``TypeError`` as loaders do.
+        """
+        self._limit = whole_number("concurrency", concurrency, minimum=1)
+        self._loader = loader = _without_source(loader_class, dataset, num_neighbors, seed_type, options)
+        self._kind = loader_class.__name__
+        self._timeout_s = loader._placement.options.timeout_s
+        request = loader._source_request()
+        if loader.topology.world_size > 1:  # Producers of ranks must not have equal keys.
+            request = replace(request, name=f"{request.name} of rank {loader.topology.rank}")
+        self._open_batches = partial(SingleBatches, dataset.open_source, request)
+        self._closed = False
+        self._counts: Counter[str] = Counter()
+        self._seconds = 0.0
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin without threads: a forked child has none of its parent's, and perhaps a held lock."""
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._pipelines: deque[BatchPipeline] = deque()
+        """Not in use. A pipeline serves one thread at a time."""
+        self._turns = _Turns(self._open_batches, limit=self._limit, name=self._loader.name)
+        self._end = weakref.finalize(self, _close_turns, self._turns, self._pid)
+
+    def sample(
+        self,
+        nodes: Any,
+        *,
+        time: Any = None,
+        time_start: Any = None,
+        epoch: int = 0,
+        timeout: float | None = None,
+    ) -> Any:
+        """Return the batch whose seeds are ``nodes``: node ids [B] of the seed type, or links [2, B].
+
+        It equals ``loader.sample(nodes, epoch=epoch)`` of a loader with the same options and run seed: seeds
+        have the places 0 to B - 1. ``time``, ``time_start``: of each seed [B], where the options said so.
+
+        ``timeout`` seconds bound the call, with the wait for its turn. ``TimeoutError`` after them, or
+        ``StorageUnavailable`` where a host is known not to respond. ``SamplingError`` where the batch failed,
+        ``ValueError`` and ``TypeError`` for wrong seeds, ``RuntimeError`` after :meth:`close`.
+        """
+        with self._counted():
+            call = self._begin(timeout, partial(self._request, nodes, epoch, time, time_start), _as_it_is)
+            return self._batch(call.wait())  # Here: the current stream is that of the caller.
+
+    async def asample(
+        self,
+        nodes: Any,
+        *,
+        time: Any = None,
+        time_start: Any = None,
+        epoch: int = 0,
+        timeout: float | None = None,
+    ) -> Any:
+        """Return what :meth:`sample` returns, without blocking the event loop.
+
+        The batch is made, and transformed, in a thread of the sampler. Cancelling the task cancels the
+        request.
+        """
+        with self._counted():
+            call = self._begin(timeout, partial(self._request, nodes, epoch, time, time_start), self._batch)
+            return await call.wait_async()
+
+    def stats(self) -> dict[str, Any]:
+        """Return counters of this process: ``calls`` that have ended, ``errors`` among them, ``seconds``.
+
+        ``seconds`` adds up the calls, each with its wait for a turn. ``sources`` is the number of open ones.
+        """
+        with self._lock:
+            counts = {name: self._counts[name] for name in ("calls", "errors")}
+            return {**counts, "seconds": self._seconds, "sources": self._turns.num_sources}
+
+    def close(self) -> None:
+        """Close the sources. Calls under way raise ``RuntimeError``. Closing twice is fine."""
+        self._closed = True
+        if self._pid == os.getpid() and self._end.detach() is not None:
+            self._turns.close(wait_s=_CLOSE_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{self._loader.name} cannot be pickled or copied: it owns threads and connections of this "
+            "process; make a sampler in the process that uses it"
+        )
+
+    def __repr__(self) -> str:
+        loader = self._loader
+        state = ", closed" if self._closed else ""
+        return (
+            f"Sampler({self._kind}, seeds of type {loader._seeds.kind!r}, concurrency {self._limit}, "
+            f"seed {loader.seed}, on {loader.device}{state})"
+        )
+
+    # Inside
+
+    def _begin(
+        self, timeout: float | None, request: Callable[[], BatchRequest], make: Callable[[Frame], Any]
+    ) -> _Call:
+        if timeout is not None:
+            timeout = seconds("timeout", timeout, above_zero=True)
+        if self._pid != os.getpid():
+            self._forget()
+        if self._closed:
+            raise RuntimeError(f"{self._loader.name} was closed; make another with dataset.sampler(...)")
+        call = _Call(request, make, timeout_s=self._timeout_s if timeout is None else timeout)
+        self._turns.put(call)
+        return call
+
+    def _request(self, nodes: Any, epoch: int, time: Any, time_start: Any) -> BatchRequest:
+        """Return the request of a call. Storage servers may be asked for the positions of its seeds."""
+        loader = self._loader
+        unit, wanted = loader._sampling.time_unit(loader.dataset.schema), loader.plan.inputs
+        given = {"time": time, "time_start": time_start}
+        return request_alone(loader._input_of(nodes), whole_epoch(epoch), wanted, unit=unit, **given)
+
+    def _batch(self, frame: Frame) -> Any:
+        try:
+            pipeline = self._pipelines.pop()
+        except IndexError:
+            with self._lock:  # The loader keeps the latest transfer for a moment.
+                pipeline = BatchPipeline(self._loader._transfer(), self._loader._options.transform)
+        try:
+            return pipeline.make(frame, self._loader.collate)
+        finally:
+            self._pipelines.append(pipeline)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        began, failed = time.perf_counter(), 1
+        try:
+            yield
+            failed = 0
+        finally:
+            with self._lock:
+                self._counts.update(calls=1, errors=failed)
+                self._seconds += time.perf_counter() - began
+
+
+def _without_source(
+    loader_class: type[BaseDistLoader],
+    dataset: Dataset,
+    num_neighbors: Any,
+    seed_type: Any,
+    options: dict[str, Any],
+) -> BaseDistLoader:
+    """Return a loader of no seeds that opens no source: its checks, plan, collate step and transfer."""
+    known = inspect.signature(loader_class).parameters
+    for name, value in options.items():
+        if name in _REFUSED:
+            raise TypeError(f"a sampler has no argument {name!r}: {_REFUSED[name]}")
+        if name in _TIMES and value is not None and not isinstance(value, bool):
+            raise TypeError(f"pass {name}=True, and the times with each call: sample(nodes, time=...)")
+    times = {name: torch.empty(0, dtype=torch.int64) for name in _TIMES if options.pop(name, False)}
+    if times and options.get("time_attr") is None:
+        raise ValueError(f"{next(iter(times))} has no meaning without time_attr, the column that it bounds")
+    none = torch.empty((2, 0) if "edge_label_index" in known else 0, dtype=torch.int64)
+    # The name is that of messages.
+    kind = type("Sampler", (loader_class,), {"_start": lambda _: None, "_has_warned": True})
+    seeds = none if seed_type is None else (seed_type, none)
+    loader: BaseDistLoader = kind(
+        dataset, num_neighbors, seeds, **options, **times, num_workers=0, sharding="none"
+    )
+    if isinstance(loader, DistLinkNeighborLoader):
+        loader._labels, loader._own_negatives = LinkLabels(), None  # Links by themselves have none.
+    return loader
+
+
+def _as_it_is(frame: Frame) -> Frame:
+    return frame
+
+
+class _Call:
+    """A call of a sampler: its request, its deadline, and the result that its caller waits for."""
+
+    def __init__(
+        self, request: Callable[[], BatchRequest], make: Callable[[Frame], Any], *, timeout_s: float
+    ) -> None:
+        self._request = request
+        self._make = make
+        self._timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s
+        self._future: Future[Any] = Future()
+        self._waits_for = "its turn"
+        self._lock = threading.Lock()
+        self._batches: SingleBatches | None = None
+        """Those that serve the call, while they do."""
+
+    def wait(self) -> Any:
+        """Return the result, or raise the error, at the latest at the deadline."""
+        try:
+            with suppress(FutureTimeoutError):
+                self._future.exception(self._remaining_s() + _GRACE_S)
+            return self._result()
+        finally:
+            self.leave("the call was given up")
+
+    async def wait_async(self) -> Any:
+        """Return the result, or raise the error, at the latest at the deadline."""
+        future = asyncio.wrap_future(self._future)
+        try:
+            await asyncio.wait([future], timeout=self._remaining_s() + _GRACE_S)
+            if future.done():
+                future.exception()  # Else asyncio logs an error that nobody has seen.
+            return self._result()
+        finally:
+            self.leave("the call was given up")
+            future.cancel()
+
+    def serve(self, batches: SingleBatches) -> None:
+        """Make the result, unless the call has ended. Raises nothing."""
+        with self._lock:
+            if self._future.done():
+                return
+            self._batches = batches
+        try:
+            settle = partial(self._future.set_result, self._made(batches))
+        except BaseException as error:
+            settle = partial(self._future.set_exception, error)
+        with self._lock:
+            self._batches = None
+            if not self._future.done():
+                settle()
+
+    def leave(self, reason: str) -> threading.Thread | None:
+        """End the call with ``RuntimeError(reason)``, and the wait for its source. Once ended, it stays so.
+
+        Return the thread that closes the source, if there is one.
+        """
+        with self._lock:
+            if self._future.done():
+                return None
+            self._future.set_exception(RuntimeError(reason))
+            return None if self._batches is None else self._batches.interrupt()
+
+    @property
+    def has_ended(self) -> bool:
+        return self._future.done()
+
+    def _made(self, batches: SingleBatches) -> Any:
+        self._go_on("the positions of its seeds")
+        request = self._request()
+        self._go_on("a source to open")
+        batches.open()
+        self._go_on("its batch")
+        timeout_s = round(self._remaining_s(), 2)  # The source may name it in an error.
+        return self._make(batches.receive(request, timeout_s))
+
+    def _go_on(self, waits_for: str) -> None:
+        if self._future.done() or not self._remaining_s():
+            raise self._late()
+        self._waits_for = waits_for
+
+    def _result(self) -> Any:
+        if not self._future.done():
+            raise self._late()
+        return self._future.result()
+
+    def _late(self) -> TimeoutError:
+        return TimeoutError(f"no batch within {self._timeout_s:g} s: the call waits for {self._waits_for}")
+
+    def _remaining_s(self) -> float:
+        return max(self._deadline - time.monotonic(), 0.0)
+
+
+class _Turns:
+    """Calls that wait, and the threads that serve them, each with a source. Keeps no sampler alive.
+
+    The threads are daemons: one that waits for a server which is away must not keep a script from ending.
+    """
+
+    def __init__(self, open_batches: Callable[[], SingleBatches], *, limit: int, name: str) -> None:
+        self._open_batches = open_batches
+        self._limit = limit
+        self._name = name
+        self._changed = threading.Condition()
+        self._waiting: deque[_Call] = deque()
+        self._served: set[_Call] = set()
+        self._threads: list[threading.Thread] = []
+        self._sources: list[SingleBatches] = []
+        self._idle = 0
+        """Threads that wait for a call."""
+        self._closed = False
+
+    @property
+    def num_sources(self) -> int:
+        with self._changed:
+            return sum(batches.is_open for batches in self._sources)
+
+    def put(self, call: _Call) -> None:
+        """Queue a call, and start a thread where none is idle and ``limit`` allows it."""
+        with self._changed:
+            if self._closed:
+                raise RuntimeError(f"{self._name} was closed")
+            while self._waiting and self._waiting[0].has_ended:  # Else an outage would pile them up.
+                self._waiting.popleft()
+            self._waiting.append(call)
+            if self._idle < len(self._waiting) and len(self._threads) < self._limit:
+                batches = self._open_batches()
+                thread = threading.Thread(target=_serve, args=(self, batches), name=self._name, daemon=True)
+                thread.start()
+                self._threads.append(thread)
+                self._sources.append(batches)
+            self._changed.notify()
+
+    def take(self) -> _Call | None:
+        """Wait for the next call. ``None`` once closed."""
+        with self._changed:
+            self._idle += 1
+            while not self._waiting and not self._closed:
+                self._changed.wait()
+            self._idle -= 1
+            if self._closed:
+                return None
+            call = self._waiting.popleft()
+            self._served.add(call)
+            return call
+
+    def served(self, call: _Call) -> None:
+        with self._changed:
+            self._served.discard(call)
+
+    def close(self, *, wait_s: float) -> None:
+        """Fail all calls, end the threads and close their sources. Wait ``wait_s`` seconds for them."""
+        with self._changed:
+            self._closed = True
+            calls = [*self._waiting, *self._served]
+            self._waiting.clear()
+            self._changed.notify_all()
+        ends = [call.leave(f"{self._name} was closed") for call in calls]
+        deadline = time.monotonic() + wait_s
+        for thread in (*self._threads, *ends):
+            if thread is not None and thread is not threading.current_thread():
+                thread.join(max(deadline - time.monotonic(), 0))
+
+
+def _serve(turns: _Turns, batches: SingleBatches) -> None:
+    while (call := turns.take()) is not None:
+        call.serve(batches)
+        turns.served(call)
+        del call  # It has the batch.
+    batches.close()
+
+
+def _close_turns(turns: _Turns, owner: int) -> None:
+    """Close without a wait: where a sampler was collected, or the script ends."""
+    if os.getpid() == owner:
+        turns.close(wait_s=0)
