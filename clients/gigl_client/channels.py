@@ -52,6 +52,8 @@ class ChannelConfig:
     graph: str
     """Digest."""
     share: int = 1
+    interactive: bool = False
+    """Light batches go before those of other channels, within a share that each server sets."""
     prefetch: int = 4
     """Batches in flight per server. 0: one in total, requested when the trainer waits for it."""
     transport: str = "auto"
@@ -392,6 +394,7 @@ def _open(
         name=config.name,
         credit=config.credit,
         share=config.share,
+        interactive=config.interactive,
         deferred_features=deferred_features,
         ring_slots=config.slots if ring else 0,
         ring_slot_bytes=config.slot_bytes if ring else 0,

@@ -418,8 +418,7 @@ class RemoteDistDataset(GraphQueries):
             )
         if request.num_workers > _MAX_SHARES:
             raise ValueError(
-                f"num_workers={request.num_workers}: a loader's share of a server's threads is at most "
-                f"{_MAX_SHARES}"
+                f"num_workers={request.num_workers}: a loader's share of a server is at most {_MAX_SHARES}"
             )
         if request.num_workers and request.has_given_memory:
             request = replace(request, memory=self._feature_memory(request))
@@ -430,6 +429,7 @@ class RemoteDistDataset(GraphQueries):
             key=self._leaders.produce(request),
             name=f"{request.name[:MAX_KEY]} rank {request.topology.rank}",
             share=max(request.num_workers, 1),
+            interactive=request.interactive,
             prefetch=(prefetch or _PREFETCH_SIZE) if request.num_workers else 0,
             in_order=request.workers.in_order,
             channel_bytes=request.workers.channel_bytes,

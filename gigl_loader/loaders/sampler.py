@@ -108,7 +108,7 @@ class Sampler:
         self._loader = loader = _without_source(loader_class, dataset, num_neighbors, seed_type, options)
         self._kind = loader_class.__name__
         self._timeout_s = loader._placement.options.timeout_s
-        request = loader._source_request()
+        request = replace(loader._source_request(), interactive=True)
         if loader.topology.world_size > 1:  # Producers of ranks must not have equal keys.
             request = replace(request, name=f"{request.name} of rank {loader.topology.rank}")
         self._open_batches = partial(SingleBatches, dataset.open_source, request)

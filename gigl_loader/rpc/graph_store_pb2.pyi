@@ -112,7 +112,7 @@ class CreateProducerReply(_message.Message):
     def __init__(self, created: bool = ...) -> None: ...
 
 class OpenChannelRequest(_message.Message):
-    __slots__ = ("key", "name", "credit", "share", "without_rows", "ring_slots", "ring_slot_bytes", "plan_digest")
+    __slots__ = ("key", "name", "credit", "share", "without_rows", "ring_slots", "ring_slot_bytes", "plan_digest", "interactive")
     KEY_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +121,7 @@ class OpenChannelRequest(_message.Message):
     RING_SLOTS_FIELD_NUMBER: _ClassVar[int]
     RING_SLOT_BYTES_FIELD_NUMBER: _ClassVar[int]
     PLAN_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    INTERACTIVE_FIELD_NUMBER: _ClassVar[int]
     key: str
     name: str
     credit: int
@@ -129,7 +130,8 @@ class OpenChannelRequest(_message.Message):
     ring_slots: int
     ring_slot_bytes: int
     plan_digest: bytes
-    def __init__(self, key: _Optional[str] = ..., name: _Optional[str] = ..., credit: _Optional[int] = ..., share: _Optional[int] = ..., without_rows: bool = ..., ring_slots: _Optional[int] = ..., ring_slot_bytes: _Optional[int] = ..., plan_digest: _Optional[bytes] = ...) -> None: ...
+    interactive: bool
+    def __init__(self, key: _Optional[str] = ..., name: _Optional[str] = ..., credit: _Optional[int] = ..., share: _Optional[int] = ..., without_rows: bool = ..., ring_slots: _Optional[int] = ..., ring_slot_bytes: _Optional[int] = ..., plan_digest: _Optional[bytes] = ..., interactive: bool = ...) -> None: ...
 
 class Channel(_message.Message):
     __slots__ = ("id", "lease_s", "ring_door")

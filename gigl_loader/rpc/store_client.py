@@ -172,6 +172,7 @@ class StoreClient:
         ring_slots: int = 0,
         ring_slot_bytes: int = 0,
         plan_digest: bytes = b"",
+        interactive: bool = False,
         timeout_s: float,
     ) -> messages.Channel:
         """Open a channel of a producer. The reply has ``id``, ``lease_s``, and ``ring_door`` for a ring.
@@ -187,6 +188,7 @@ class StoreClient:
             ring_slots=ring_slots,
             ring_slot_bytes=ring_slot_bytes,
             plan_digest=plan_digest,
+            interactive=interactive,
         )
         channel: messages.Channel = self._call("OpenChannel", request, timeout_s)
         return channel

@@ -57,6 +57,8 @@ class SourceRequest:
     """How long the loader waits for a batch."""
     topology: Topology
     group: RankGroup | None = None
+    interactive: bool = False
+    """A caller waits for each batch: storage servers let it go before those of trainers."""
     alone: bool = True
     """Other ranks may not build this loader, or another one under its name."""
     start_gap_s: float | None = None

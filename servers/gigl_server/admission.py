@@ -217,6 +217,8 @@ class Limits:
     """Size of the frame of one batch."""
     batch_s: float = 60.0
     """Seconds of a sampling thread that a batch may take. The grant of a token may have another number."""
+    interactive_share: float = 0.5
+    """Share of the sampling threads' time in which batches that callers wait for go before others."""
     request_bytes: int = 1 << 30
     """Memory for the seeds of all open requests."""
     ring_bytes: int = 16 << 40
@@ -239,7 +241,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            if not getattr(self, each.name) > 0:
+            if not getattr(self, each.name) > 0 and each.name != "interactive_share":  # 0: no such share.
                 raise ValueError(f"{each.name} must be positive, got {getattr(self, each.name)}")
 
     @property

@@ -18,6 +18,7 @@ from gigl_server.option import (
     PATH,
     PORT,
     SAMPLERS,
+    SHARE,
     TEXT,
     TOPOLOGY,
     VERIFY,
@@ -160,6 +161,12 @@ class ServeOptions:
         "Seconds of a sampling thread that a batch may take; beyond them it fails. seconds= of a token goes "
         "before.",
         name="max_batch_seconds",
+    )
+    interactive_share: float = option(
+        0.5,
+        SHARE,
+        "Share of the sampling threads' time, 0 to 1, in which batches of samplers that callers wait for go "
+        "before those of trainers. 0: they take turns.",
     )
     verify: str = option(
         "lazy",

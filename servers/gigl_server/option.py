@@ -64,6 +64,11 @@ def seconds(minimum: float) -> ValueKind:
     return ValueKind(_seconds, check, float, "{:g}".format)
 
 
+def _check_share(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name} must lie between 0 and 1, got {value:g}")
+
+
 def size(minimum: int) -> ValueKind:
     """Return the kind of a number of bytes, at least ``minimum``, which may be written as ``4GB``."""
     read = partial(byte_count, minimum=min(minimum, 1))  # 0 is a size where the option allows it.
@@ -101,12 +106,20 @@ def _whole(name: str, value: Any) -> int:
 
 
 def _seconds(name: str, value: Any) -> float:
+    return _number(name, value, "a number of seconds")
+
+
+def _share(name: str, value: Any) -> float:
+    return _number(name, value, "a number from 0 to 1")
+
+
+def _number(name: str, value: Any, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise TypeError(f"{name} must be a number of seconds, got {value!r}")
+        raise TypeError(f"{name} must be {what}, got {value!r}")
     try:
         return float(value)
     except ValueError:
-        raise ValueError(f"{name} must be a number of seconds, got {value!r}") from None
+        raise ValueError(f"{name} must be {what}, got {value!r}") from None
 
 
 def _flag(name: str, value: Any) -> bool:
@@ -167,6 +180,7 @@ TEXT = ValueKind(_text)
 PATH = ValueKind(_text, argument_type=Path)
 FLAG = ValueKind(_flag, argument_type=bool, show=lambda value: "true" if value else "")
 TOPOLOGY = ValueKind(_text, _check_topology)
+SHARE = ValueKind(_share, _check_share, float, "{:g}".format)
 VERIFY = ValueKind(_text, _check_verify)
 ADDRESS = ValueKind(_text, _check_address)
 """``HOST:PORT`` to listen at."""

@@ -22,9 +22,16 @@ if TYPE_CHECKING:
 
 
 def channel(
-    name: str, asks: int, share: int = 1, *, owner: Identity = LOCAL, plan: bytes = b"plan"
+    name: str,
+    asks: int,
+    share: int = 1,
+    *,
+    owner: Identity = LOCAL,
+    plan: bytes = b"plan",
+    interactive: bool = False,
 ) -> Channel:
     given = {"name": name, "share": share, "queue": deque(), "in_round": False, "owner": owner}
+    given["interactive"] = interactive
     made: Any = SimpleNamespace(**given, producer=SimpleNamespace(digest=plan))
     for _ in range(asks):
         ask(made)
@@ -336,3 +343,64 @@ def test_expected_costs_outlive_channels_and_are_bounded() -> None:
     for number in range(100):
         costs.add(channel("d", 0, owner=owner, plan=bytes([number])), 0.5)
         assert len(costs) <= 10
+
+
+def urgent(share: float, *channels: Channel) -> tuple[FairQueue, Clock]:
+    clock = Clock()
+    turns = FairQueue(clock, interactive_share=share)
+    for each in channels:
+        turns.enter(each)
+    return turns, clock
+
+
+def test_batches_that_callers_wait_for_go_first_and_in_turns() -> None:
+    other = Identity("other")
+    turns, _ = urgent(
+        0.5,
+        channel("a", 2),
+        channel("i", 2, interactive=True),
+        channel("j", 1, interactive=True),
+        channel("k", 1, interactive=True, owner=other),
+        channel("b", 1, owner=other),
+    )
+    first = order(turns, 4)
+    assert sorted(first) == ["i", "i", "j", "k"]
+    assert first.replace("k", "") == "iji"
+    assert sorted(order(turns, 4)) == ["-", "a", "a", "b"]
+    assert len(turns) == 0
+
+
+def test_their_share_is_of_the_time() -> None:
+    """Half of a thread: a second's worth is kept, then they take turns with the others."""
+    turns, clock = urgent(0.5, channel("a", 99), channel("i", 99, interactive=True))
+    taken = ""
+    for _ in range(60):
+        task = following(turns)
+        taken += task.name
+        turns.settle(task, 0.02)
+    assert taken.startswith("i" * 25)  # 0.5 s.
+    assert taken[26:60].count("i") == pytest.approx(17, abs=1)
+    clock.now += 0.2  # 0.1 s for them, of which they owe at most a quantum.
+    assert following(turns).name in "ia"
+    clock.now += 10
+    assert order(turns, 3) == "iii"
+
+
+def test_without_a_share_they_take_turns() -> None:
+    turns, _ = urgent(0.0, channel("a", 3), channel("i", 3, interactive=True))
+    assert order(turns, 6) == "aiaiai"
+    assert turns.next_interactive(lambda _: True) is None
+
+
+def test_a_heavy_batch_does_not_go_first() -> None:
+    heavy = channel("h", 2, interactive=True, plan=b"heavy")
+    turns, _ = urgent(1.0, heavy)
+    turns.settle(following(turns), 5.0)
+    turns.enter(channel("a", 1))
+    assert turns.next_interactive(lambda _: True) is None
+
+
+def test_one_that_is_not_admitted_is_passed_over() -> None:
+    turns, _ = urgent(0.5, channel("a", 1), channel("i", 1, interactive=True))
+    assert order(turns, 2, passed_over="i") == "a-"
+    assert order(turns, 2) == "i-"

@@ -475,6 +475,28 @@ def test_a_cancelled_task_ends_the_request_at_its_server(graph: Path) -> None:
             sampler.sample([1], timeout=0.3)
 
 
+@pytest.mark.parametrize("share", [0.5, 0.0])
+def test_a_batch_on_request_waits_for_no_batch_of_a_trainer(graph: Path, share: float) -> None:
+    """The only thread of the server makes a batch that never ends, of the same owner."""
+    endless = CustomSamplerOptions(f"{USERS}:Endless")
+    with (
+        servers_of(graph, 1, allow_samplers=(f"{USERS}:Endless",), interactive_share=share) as servers,
+        RemoteDistDataset.connect(addresses_of(servers)) as dataset,
+        dataset.sampler(FANOUTS, seed=3) as sampler,
+        LOCAL.sampler(FANOUTS, seed=3) as here,
+        DistNeighborLoader(dataset, None, sampler_options=endless) as loader,
+    ):
+        sampler.sample([7])
+        iter(loader)
+        assert wait_until(lambda: dataset.server_stats()[0]["busy"] == 1, seconds=WAIT_S)
+        if share:
+            for epoch in range(5):
+                assert same_batch(sampler.sample([1], epoch=epoch), here.sample([1], epoch=epoch))
+        else:
+            with pytest.raises(TimeoutError):
+                sampler.sample([1], timeout=0.5)
+
+
 # Servers that stand still
 
 

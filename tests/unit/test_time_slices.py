@@ -16,7 +16,8 @@ from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.tokens import EVERYTHING, Grant
 from gigl_loader.sampling.plans.custom import CustomPlan, UserCode
 from gigl_server.admission import Identity
-from gigl_server.sampling.fair_queue import QUANTUM_S, FairQueue, TimeSlices, places
+from gigl_server.sampling.fair_queue import QUANTUM_S, FairQueue
+from gigl_server.sampling.time_slices import TimeSlices, places
 from gigl_server.sessions.channel import StopCause
 from tests.support.leftovers import wait_until
 from tests.support.sources import PLAN
@@ -242,7 +243,12 @@ def begun(turns: FairQueue, made: TimeSlices, owner: Identity) -> Any:
 
 def queued(turns: FairQueue, owner: Identity) -> None:
     channel: Any = SimpleNamespace(
-        owner=owner, in_round=False, queue=deque(), share=1, producer=SimpleNamespace(digest=b"")
+        owner=owner,
+        in_round=False,
+        interactive=False,
+        queue=deque(),
+        share=1,
+        producer=SimpleNamespace(digest=b""),
     )
     fields = {"charged_s": 0.0, "ran_s": 0.0, "safe_s": 1.0, "aside_since": None, "aside_s": 0.0}
     channel.queue.append(

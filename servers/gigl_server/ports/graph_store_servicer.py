@@ -136,6 +136,7 @@ class GraphStoreServicer:
                 ring_slots=request.ring_slots,
                 ring_slot_bytes=request.ring_slot_bytes,
                 plan_digest=request.plan_digest,
+                interactive=request.interactive,
             ),
         )
         return messages.Channel(

@@ -1,9 +1,6 @@
-"""Fair queueing of batches: owners by sampling time, the channels of an owner in rounds; and time slices.
+"""Fair queueing of batches: owners by sampling time, the channels of an owner in rounds.
 
-A batch of minutes must not keep a thread from other owners. It is paused at its next check of its stop flag
-(``StopFlag.pause``), keeps what it has done, and goes on when its owner is next. Batches that were begun hold
-scratch memory, so their number is limited; where all places are taken and another owner waits, a paused batch
-is stopped and sampled anew later.
+Batches that callers wait for go before those of trainers, within a share of the time.
 """
 
 from __future__ import annotations
@@ -12,10 +9,8 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gigl_server.sessions.channel import StopCause
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Iterator
 
     from gigl_server.admission import Identity
     from gigl_server.sessions.channel import Channel, SampleTask
@@ -30,17 +25,34 @@ waits this long for that request: setting the batch aside again takes as long.""
 
 _FIRST_COST_S = 0.01
 _KEPT_COSTS = 4096
-TICK_S = 0.02
-"""Between two looks at the batches that were begun."""
+_BURST_S = 1.0
+"""Seconds for which unused time of the interactive share is kept."""
 
-_MOST_PASSED_S = 1.0
-"""Time that counts between two looks. More: the process was stopped (SIGSTOP), and the batch did not run."""
 
-_LATE_S = 0.25
-"""A batch that reaches no check of its flag for so long leaves its place to another one all the same. Both
-then run at once: no batch waits for one that waits for a lock of a paused batch."""
+class InteractiveShare:
+    """Time of the sampling threads in which interactive batches go before others. Not thread-safe.
 
-_LEAST_ASIDE = 8
+    A bucket of seconds, which fills with ``share`` of the time of all threads, and is emptied by the time
+    that interactive batches take. Once it is empty, they take turns with all batches.
+    """
+
+    def __init__(self, share: float, clock: Callable[[], float]) -> None:
+        self.threads = 1
+        self._share = share
+        self._clock = clock
+        self._seconds = 0.0
+        self._filled = clock() - _BURST_S
+
+    @property
+    def has_time(self) -> bool:
+        now, rate = self._clock(), self._share * self.threads
+        self._seconds = min(self._seconds + (now - self._filled) * rate, _BURST_S * rate)
+        self._filled = now
+        return self._seconds > 0
+
+    def charge(self, seconds: float) -> None:
+        """Take seconds out. Batches that took turns while it was empty leave no debt beyond a quantum."""
+        self._seconds = max(self._seconds - seconds, -QUANTUM_S)
 
 
 class FairQueue:
@@ -60,9 +72,16 @@ class FairQueue:
     """
 
     def __init__(
-        self, clock: Callable[[], float], share_of: Callable[[Identity], float] = lambda _: 1.0
+        self,
+        clock: Callable[[], float],
+        share_of: Callable[[Identity], float] = lambda _: 1.0,
+        *,
+        interactive_share: float = 0.0,
     ) -> None:
         """``share_of`` returns the weight of an owner."""
+        self.interactive = InteractiveShare(interactive_share, clock)
+        self._has_interactive = False
+        """An interactive channel has come so far."""
         self._clock = clock
         self._share_of = share_of
         self._owners: dict[Identity, _Owner] = {}
@@ -96,6 +115,7 @@ class FairQueue:
         if channel.in_round:
             return
         channel.in_round = True
+        self._has_interactive |= channel.interactive
         owner = self._owners.get(channel.owner)
         if owner is None:
             owner = self._owners[channel.owner] = _Owner(spent=self._time)
@@ -111,14 +131,32 @@ class FairQueue:
         now = self._clock()
         self.awaited = None
         self._forget_idle(now)
+        first = self.next_interactive(admits)
+        if first is not None:
+            return first
         for owner in sorted(self._owners.values(), key=lambda each: each.spent):
             task = self._next_of(owner, admits, now)
             if task is not None:
                 self._time = max(self._time, owner.spent)
-                owner.running.add(task)
-                self.charge(task, min(self._costs.expected(task.channel), QUANTUM_S))
-                return task
+                return self._begun(owner, task)
         return None
+
+    def next_interactive(self, admits: Callable[[SampleTask], bool]) -> SampleTask | None:
+        """Remove and return the next light request of an interactive channel, while their share has time."""
+        if not self._has_interactive or not self.interactive.has_time:
+            return None
+        for owner in sorted(self._owners.values(), key=lambda each: each.spent):
+            task = owner.round.next_interactive(
+                lambda each: self._costs.expected(each.channel) < QUANTUM_S and admits(each)
+            )
+            if task is not None:
+                return self._begun(owner, task)
+        return None
+
+    def _begun(self, owner: _Owner, task: SampleTask) -> SampleTask:
+        owner.running.add(task)
+        self.charge(task, min(self._costs.expected(task.channel), QUANTUM_S))
+        return task
 
     def _next_of(self, owner: _Owner, admits: Callable[[SampleTask], bool], now: float) -> SampleTask | None:
         """Return a batch of an owner that was set aside, or a request, in turns where there are both."""
@@ -147,8 +185,13 @@ class FairQueue:
         """Charge a batch ``seconds`` in all, while it runs. Less than before changes nothing."""
         more = seconds - task.charged_s
         if more > 0:
+            self._spend(task, more)
             task.charged_s = seconds
-            self._owners[task.channel.owner].spent += more / self._share_of(task.channel.owner)
+
+    def _spend(self, task: SampleTask, seconds: float) -> None:
+        self._owners[task.channel.owner].spent += seconds / self._share_of(task.channel.owner)
+        if task.channel.interactive:
+            self.interactive.charge(seconds)
 
     def is_to_yield(self, task: SampleTask, admits: Callable[[SampleTask], bool]) -> bool:
         """Return whether an owner with less time than that of a running batch has a batch to run."""
@@ -164,7 +207,7 @@ class FairQueue:
     def settle(self, task: SampleTask, seconds: float) -> None:
         """End a batch, charged the seconds that it took in place of the expected ones."""
         owner = self._owners[task.channel.owner]
-        owner.spent += (seconds - task.charged_s) / self._share_of(task.channel.owner)
+        self._spend(task, seconds - task.charged_s)
         task.charged_s = 0.0
         owner.running.discard(task)
         if task in owner.aside:
@@ -271,6 +314,20 @@ class _Round:
             self._pass_on(stays=bool(channel.queue))
         return None
 
+    def next_interactive(self, admits: Callable[[SampleTask], bool]) -> SampleTask | None:
+        """Return a request of an interactive channel, which goes behind the others."""
+        for place, channel in enumerate(self._channels):
+            if channel.interactive and channel.queue and admits(channel.queue[0]):
+                task = channel.queue.popleft()
+                if place == 0:
+                    self._used = 0
+                del self._channels[place]
+                channel.in_round = bool(channel.queue)
+                if channel.in_round:
+                    self._channels.append(channel)
+                return task
+        return None
+
     def _pass_on(self, *, stays: bool) -> None:
         channel = self._channels.popleft()
         self._used = 0
@@ -308,128 +365,3 @@ class _Owner:
             return False
         light = any(each.charged_s < QUANTUM_S for each in self.running)
         return light or now - self.served < _GRACE_S
-
-
-def places(threads: int) -> int:
-    """Return how many batches may be begun at once: those with a thread, and those that were set aside."""
-    return threads + max(threads, _LEAST_ASIDE)
-
-
-class TimeSlices:
-    """Batches that were begun, with a thread or set aside. Under the service's lock."""
-
-    def __init__(
-        self, turns: FairQueue, clock: Callable[[], float], limit_s: Callable[[Identity], float]
-    ) -> None:
-        """``limit_s`` returns the seconds that a batch of an owner may run."""
-        self.threads = 1
-        """Batches that run at once."""
-        self.busy = 0
-        """Batches that run now."""
-        self.begun: set[SampleTask] = set()
-        self._turns = turns
-        self._clock = clock
-        self._limit_s = limit_s
-
-    @property
-    def has_thread(self) -> bool:
-        """Whether another batch may run now."""
-        return self.busy < self.threads
-
-    @property
-    def is_full(self) -> bool:
-        """Whether no other batch may be begun."""
-        return len(self.begun) >= places(self.threads)
-
-    @property
-    def aside(self) -> list[SampleTask]:
-        """Batches that wait for a thread."""
-        return [each for each in self.begun if each.aside_since is not None]
-
-    def has_place(self, owner: Identity) -> bool:
-        """Return whether an owner may begin a batch. The last place is for owners that have begun none."""
-        free = places(self.threads) - len(self.begun)
-        return free > 1 or (free == 1 and all(each.channel.owner != owner for each in self.begun))
-
-    def run(self, task: SampleTask) -> bool:
-        """Give a thread to the batch that the queue chose. Return whether it is new."""
-        self.busy += 1
-        now = self._clock()
-        task.clocked, task.stint_s, task.yielding_s = now, 0.0, None
-        if task.aside_since is None:
-            self.begun.add(task)
-            return True
-        task.aside_s += now - task.aside_since
-        task.aside_since = None
-        task.flag.resume()
-        return False
-
-    def end(self, task: SampleTask, seconds: float) -> None:
-        """Record the end of a batch that took ``seconds``, the time that it was set aside included."""
-        self.begun.discard(task)
-        if task.aside_since is None:
-            self.busy -= 1
-        else:
-            task.aside_s += self._clock() - task.aside_since
-        self._turns.settle(task, max(seconds - task.aside_s, task.ran_s, 0.0))
-
-    def look(self, admits: Callable[[SampleTask], bool]) -> None:
-        """Charge batches the time that passed, stop batches beyond their limit, and set some aside."""
-        running = [each for each in self.begun if each.aside_since is None or not each.flag.parked]
-        for task in running:
-            self._count(task)
-        for task in running:
-            if task.aside_since is None and self._has_yielded(task):
-                self._set_aside(task)
-        if not self.has_thread:
-            self._take_thread(running, admits)
-
-    def stop_for(self, waiting: SampleTask, among: Collection[SampleTask]) -> None:
-        """Stop one of ``among``: of the owner that is most ahead of the one whose request waits for a place.
-
-        A batch is not stopped twice for what it has done: it runs for twice as long the next time.
-        """
-        if any(each.cause is StopCause.PLACE for each in self.begun):
-            return
-        behind = self._turns.spent(waiting.channel.owner)
-        found = [
-            each
-            for each in among
-            if each.ran_s >= each.safe_s and self._turns.spent(each.channel.owner) > behind
-        ]
-        if found:
-            victim = max(found, key=lambda each: self._turns.spent(each.channel.owner))
-            victim.safe_s = 2 * victim.ran_s
-            victim.stop(StopCause.PLACE)
-
-    @staticmethod
-    def _has_yielded(task: SampleTask) -> bool:
-        return task.yielding_s is not None and (task.flag.parked or task.yielding_s > _LATE_S)
-
-    def _count(self, task: SampleTask) -> None:
-        now = self._clock()
-        passed = min(now - task.clocked, _MOST_PASSED_S)
-        task.clocked = now
-        task.ran_s += passed
-        task.stint_s += passed
-        if task.yielding_s is not None:
-            task.yielding_s += passed
-        self._turns.charge(task, task.ran_s)
-        if task.ran_s > self._limit_s(task.channel.owner):
-            task.stop(StopCause.TIME)
-
-    def _take_thread(self, running: Collection[SampleTask], admits: Callable[[SampleTask], bool]) -> None:
-        """Tell a batch to leave its thread, where an owner with less time waits for one."""
-        yielding = [each for each in running if each.aside_since is None and each.yielding_s is not None]
-        if len(yielding) > self.threads // 4:
-            return
-        full = [each for each in running if each.yielding_s is None and each.stint_s >= QUANTUM_S]
-        ahead = max(full, key=lambda each: self._turns.spent(each.channel.owner), default=None)
-        if ahead is not None and self._turns.is_to_yield(ahead, admits):
-            ahead.yielding_s = 0.0
-            ahead.flag.pause()
-
-    def _set_aside(self, task: SampleTask) -> None:
-        task.aside_since = self._clock()
-        self.busy -= 1
-        self._turns.set_aside(task)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.tokens import EVERYTHING
 from gigl_server.admission import Quota
-from gigl_server.sampling.fair_queue import TICK_S, FairQueue, TimeSlices
+from gigl_server.sampling.fair_queue import FairQueue
 from gigl_server.sampling.frame_maker import FrameShares
+from gigl_server.sampling.time_slices import TICK_S, TimeSlices
 from gigl_server.sessions.channel import SKIPPED, ChannelTotals, Result, StopCause
 
 if TYPE_CHECKING:
@@ -54,7 +55,9 @@ class Scheduler:
         self._memory = memory
         self._limits = limits
         self._clock = clock
-        self._turns = FairQueue(clock, lambda owner: grant_of(owner).share)
+        self._turns = FairQueue(
+            clock, lambda owner: grant_of(owner).share, interactive_share=limits.interactive_share
+        )
         self._slices = TimeSlices(self._turns, clock, lambda owner: grant_of(owner).seconds or limits.batch_s)
         self._looks = False
         """A thread looks from time to time whether a request is admitted by now."""
@@ -79,7 +82,7 @@ class Scheduler:
 
         Call before the first of them, under the lock.
         """
-        self._slices.threads = threads
+        self._slices.threads = self._turns.interactive.threads = threads
 
     def submit(self, task: SampleTask) -> None:
         """Queue a request. A newer fence ends older requests. ``Refusal`` beyond a limit or after the end."""
@@ -219,7 +222,10 @@ class Scheduler:
             task = self._turns.next(self._admission())
             if task is None or self._slices.run(task):
                 return task
-        return None
+        task = self._turns.next_interactive(self._admission()) if self._slices.has_extra_thread else None
+        if task is not None:
+            self._slices.run(task)
+        return task
 
     def _wait_for_work(self) -> None:
         """Wait until a request comes, a batch ends or is set aside. One thread also looks for free memory."""

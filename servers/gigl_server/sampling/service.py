@@ -15,11 +15,11 @@ from gigl_loader.rpc.reply_stream import MAX_INLINE_BYTES
 from gigl_loader.rpc.tokens import EVERYTHING
 from gigl_server.admission import LOCAL, Identity, Limits, Quota
 from gigl_server.frames.store import BufferPool, FrameStore
-from gigl_server.sampling.fair_queue import places
 from gigl_server.sampling.frame_maker import FrameMaker
 from gigl_server.sampling.journal import Journal
 from gigl_server.sampling.sampler_pool import SamplerPool, Scratch
 from gigl_server.sampling.scheduler import Scheduler
+from gigl_server.sampling.time_slices import places
 from gigl_server.sampling.worker_pool import Housekeeper, WorkerPool
 from gigl_server.sessions.channel import ChannelLoad, Result, SampleTask
 from gigl_server.sessions.registry import (

@@ -35,6 +35,8 @@ class ChannelOptions:
     ring_slot_bytes: int = 0
     plan_digest: bytes = b""
     """Digest of the plan of the expected producer. Empty: any."""
+    interactive: bool = False
+    """A caller waits for each batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +201,7 @@ class Channel:
     last_request: float
     seen: float
     """When a call last named the channel."""
+    interactive: bool = False
     owner: Identity = LOCAL
     """Owner of the job, for whose quotas the channel counts."""
     fence: int = 0

@@ -257,6 +257,7 @@ class Sessions:
             owner=job.owner,
             credit=options.credit,
             share=options.share,
+            interactive=options.interactive,
             deferred_features=options.deferred_features,
             ring=ring,
             last_request=self._clock(),
