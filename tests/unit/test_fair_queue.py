@@ -400,6 +400,19 @@ def test_a_heavy_batch_does_not_go_first() -> None:
     assert turns.next_interactive(lambda _: True) is None
 
 
+def test_an_owner_that_is_far_ahead_of_another_takes_turns() -> None:
+    """Else an owner of interactive channels would get all of their share, beside any number of owners."""
+    turns, _ = urgent(1.0, channel("a", 99), channel("i", 99, interactive=True, owner=Identity("other")))
+    taken = ""
+    for _ in range(60):
+        task = following(turns)
+        taken += task.name
+        turns.interactive.charge(-1.0)
+        turns.settle(task, 0.05)
+    assert taken.startswith("i" * 20)
+    assert taken[22:].count("a") == pytest.approx(19, abs=1)
+
+
 def test_one_that_is_not_admitted_is_passed_over() -> None:
     turns, _ = urgent(0.5, channel("a", 1), channel("i", 1, interactive=True))
     assert order(turns, 2, passed_over="i") == "a-"

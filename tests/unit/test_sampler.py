@@ -517,6 +517,7 @@ def test_a_server_that_stands_still_costs_a_call_its_deadline_and_no_more(graph:
         dataset.sampler(FANOUTS, seed=3, concurrency=2) as sampler,
     ):
         expected = sampler.sample(np.arange(8))
+        fresh = dataset.sampler(FANOUTS, seed=3)
 
         async def cancelled() -> None:
             task = asyncio.create_task(sampler.asample(np.arange(8)))
@@ -533,7 +534,11 @@ def test_a_server_that_stands_still_costs_a_call_its_deadline_and_no_more(graph:
                 assert time.monotonic() - began < 5
                 assert "\n" not in str(caught.value)
             asyncio.run(cancelled())
+            with pytest.raises(TimeoutError, match="the call waits for a source to open"):
+                fresh.sample(np.arange(8), timeout=0.3)
         assert same_batch(sampler.sample(np.arange(8)), expected)
+        assert same_batch(fresh.sample(np.arange(8)), expected)
+        fresh.close()
         assert wait_until(lambda: not sampler._turns._served, seconds=WAIT_S)
 
 

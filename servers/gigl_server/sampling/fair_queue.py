@@ -26,7 +26,7 @@ waits this long for that request: setting the batch aside again takes as long.""
 _FIRST_COST_S = 0.01
 _KEPT_COSTS = 4096
 _BURST_S = 1.0
-"""Seconds for which unused time of the interactive share is kept."""
+"""Seconds for which unused time of the interactive share is kept, and which it may put an owner ahead."""
 
 
 class InteractiveShare:
@@ -142,10 +142,16 @@ class FairQueue:
         return None
 
     def next_interactive(self, admits: Callable[[SampleTask], bool]) -> SampleTask | None:
-        """Remove and return the next light request of an interactive channel, while their share has time."""
+        """Remove and return the next light request of an interactive channel, while their share has time.
+
+        An owner that had ``_BURST_S`` more than another one that waits takes turns with it.
+        """
         if not self._has_interactive or not self.interactive.has_time:
             return None
-        for owner in sorted(self._owners.values(), key=lambda each: each.spent):
+        waiting = sorted((each for each in self._owners.values() if each.round), key=lambda each: each.spent)
+        for owner in waiting:
+            if owner.spent > waiting[0].spent + _BURST_S:
+                return None
             task = owner.round.next_interactive(
                 lambda each: self._costs.expected(each.channel) < QUANTUM_S and admits(each)
             )
