@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from gigl_loader.arrays import Int64Array
     from gigl_loader.graph.schema import EdgeSchema, GraphSchema, NodeSchema
-    from gigl_loader.loaders.base import BaseDistLoader
     from gigl_loader.loaders.sampler import Sampler
     from gigl_loader.options import EdgeType, NodeType
     from gigl_loader.sampling.partitioned import PartitionedStore
@@ -357,37 +356,19 @@ class GraphQueries:
         return PygStores((GiglFeatureStore(dataset), GiglGraphStore(dataset)))
 
     def sampler(
-        self,
-        num_neighbors: Any = None,
-        seed_type: NodeType | EdgeType | None = None,
-        *,
-        loader_class: type[BaseDistLoader] | None = None,
-        concurrency: int = 4,
-        **options: Any,
+        self, num_neighbors: Any = None, seed_type: NodeType | EdgeType | None = None, **options: Any
     ) -> Sampler:
-        """Return a :class:`~gigl_loader.Sampler`, which stays open for batches on request from any thread.
+        """Return a sampler that stays open, for batches on request from any thread and from asyncio.
 
-        ``num_neighbors``, ``seed_type``
-            Neighbours per hop as for loaders; node type of the seeds, or edge type of the links.
-        ``loader_class``
-            Loader whose batches these are, by default ``DistNeighborLoader``.
-        ``concurrency``
-            Calls that are served at the same time. Further ones wait for their turn.
-        ``options``
-            Those of the loader that concern batches, ``seed``, ``device``, ``transform`` and ``timeout``.
-
-        Opens nothing before the first call. ``ValueError`` and ``TypeError`` name an argument that does not
-        fit.
+        Arguments and errors are those of :class:`~gigl_loader.Sampler`: ``num_neighbors`` per hop, the node
+        type of the seeds or edge type of the links, ``loader_class``, ``concurrency``, ``timeout``, and the
+        options of the loader that concern batches. Nothing is opened before the first call.
         """
-        from gigl_loader.loaders.neighbor import DistNeighborLoader
         from gigl_loader.loaders.sampler import Sampler
 
         self._check_usable()
         dataset: Any = self  # Its subclasses have all members of ``Dataset``.
-        kind = DistNeighborLoader if loader_class is None else loader_class
-        return Sampler(
-            dataset, num_neighbors, seed_type, loader_class=kind, concurrency=concurrency, **options
-        )
+        return Sampler(dataset, num_neighbors, seed_type, **options)
 
     @property
     def _is_on_this_host(self) -> bool:
