@@ -18,12 +18,11 @@ import torch
 
 from gigl_loader.loaders.arguments import flag
 from gigl_loader.loaders.base import BaseDistLoader
-from gigl_loader.loaders.embedding_files import SHARD_FORMATS, EmbeddingFolder
+from gigl_loader.loaders.embedding_files import SHARD_FORMATS, EmbeddingFolder, EmbeddingRun
 from gigl_loader.loaders.inputs import SeedNodes
 from gigl_loader.loaders.state import state_at
 from gigl_loader.options import whole_number
 from gigl_loader.sampling.request import SEED
-from gigl_loader.sampling.schedule import Shard
 
 if TYPE_CHECKING:
     import os
@@ -58,9 +57,9 @@ def write_embeddings(
     first entry. Under a process group every rank calls this and writes the rows of its own share; it returns
     the number of these. Ranks need not keep step: a rank returns when its own files are there.
 
-    **After a crash**, SIGKILL and power cuts included, the same call by the same number of ranks goes on
-    behind the last complete shard, and ends with the same rows as if nothing had happened. Where all are
-    there, nothing is sampled. Another input, graph, model, number of ranks or other options are refused.
+    **After a crash**, SIGKILL and power cuts included, the same call goes on behind the last complete shard,
+    by any number of ranks, and ends with the same rows as if nothing had happened. Where all are there,
+    nothing is sampled. Another input, graph, model or other options are refused.
 
     ``loader``
         A ``DistNeighborLoader``, or another loader whose input is nodes: ``input_nodes=None`` for all of a
@@ -101,13 +100,13 @@ def write_embeddings(
     options = _Options.read(
         loader, model, format=format, dtype=dtype, original_ids=original_ids, rows_per_shard=rows_per_shard
     )
-    with _evaluating(_module_of(model)), _opened(Path(path), loader, options) as (folder, state, start):
-        if start < loader._schedule.num_steps:
-            loader.load_state_dict(state)
-            _Work(loader, model, folder, options).run(start, shown=progress_bar)
+    with _evaluating(_module_of(model)), _opened(Path(path), loader, options) as (folder, run):
+        if run.start < run.schedule.num_steps:
+            loader.load_state_dict(run.state)
+            _Work(loader, model, folder, options, run).run(shown=progress_bar)
         if not folder.complete:
             folder.finish()
-        loader.set_epoch(state["epoch"] + 1)
+        loader.set_epoch(run.state["epoch"] + 1)
         logger.info("%s: %d rows in %d shards of this rank", path, folder.num_rows, len(folder.shards))
         return folder.num_rows
 
@@ -173,36 +172,43 @@ class _Work:
     """Batches of one rank, turned into shards."""
 
     def __init__(
-        self, loader: BaseDistLoader, model: Callable[..., Any], folder: EmbeddingFolder, options: _Options
+        self,
+        loader: BaseDistLoader,
+        model: Callable[..., Any],
+        folder: EmbeddingFolder,
+        options: _Options,
+        run: EmbeddingRun,
     ) -> None:
-        self._loader, self._folder, self._options = loader, folder, options
-        self._embed = _Embedder(loader, model)
-        shard = loader._placement.shard
-        uneven = Shard(rank=shard.rank, world_size=shard.world_size, even_batches=False)
-        self._num_batches = loader._schedule.sharded(uneven).num_batches
+        self._loader, self._folder, self._options, self._run = loader, folder, options, run
+        self._embed = _Embedder(loader, model, run.are_written)
+        self._num_batches = run.uneven(run.schedule.shard.rank, run.schedule.shard.world_size).num_batches
         """Without the one that repeats a seed so that ranks have equally many."""
-        self._done = min(len(folder.shards) * options.batches_per_shard, self._num_batches)
+        self._done = min(run.first + len(folder.shards) * options.batches_per_shard, self._num_batches)
 
-    def run(self, start: int, *, shown: bool | None) -> None:
-        """Write the shards that are not there. The loader stands at batch ``start``."""
+    def run(self, *, shown: bool | None) -> None:
+        """Write the shards that are not there."""
         ids: list[Int64Array] = []
         rows: list[Rows] = []
         with _progress(
             self._num_batches, self._done, shown=shown, rank=self._loader.topology.rank
         ) as advance:
-            for number, batch in enumerate(self._loader, start):
+            for number, batch in enumerate(self._loader, self._run.start):
                 if number >= self._num_batches or self._done >= self._num_batches:
                     break
                 if number < self._done:
                     continue  # Another rank was not as far when all were stopped.
-                some_ids, some_rows = self._embed(batch)
-                converted = _converted(some_rows, self._options.dtype)
-                if number == self._done:
-                    self._check_space(converted)
-                ids.append(some_ids)
-                rows.append(converted)
-                if (number + 1) % self._options.batches_per_shard == 0 or number + 1 == self._num_batches:
-                    self._folder.add(self._named(np.concatenate(ids)), np.concatenate(rows))
+                if (embedded := self._embed(batch)) is not None:
+                    converted = _converted(embedded[1], self._options.dtype)
+                    if not rows:
+                        self._check_space(converted)
+                    ids.append(embedded[0])
+                    rows.append(converted)
+                steps = number + 1 - self._run.first
+                if steps % self._options.batches_per_shard == 0 or number + 1 == self._num_batches:
+                    if rows:
+                        self._folder.add(self._named(np.concatenate(ids)), np.concatenate(rows))
+                    else:  # Ranks of an earlier run have written all of it.
+                        self._folder.add([], np.empty((0, 0), np.float32))
                     ids, rows = [], []
                 advance()
 
@@ -225,14 +231,21 @@ class _Work:
 class _Embedder:
     """Rows of the seeds of a batch."""
 
-    def __init__(self, loader: BaseDistLoader, model: Callable[..., Any]) -> None:
+    def __init__(
+        self, loader: BaseDistLoader, model: Callable[..., Any], are_written: npt.NDArray[np.bool_] | None
+    ) -> None:
+        """``are_written``: by place in the input, whether its row is there already."""
+        self._are_written = are_written
         self._model = model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
         self._homogeneous = loader.dataset.schema.homogeneous
         self._seed_type = _seed_type(loader)
         self._is_first = _first_entries(loader)
 
-    def __call__(self, batch: Any) -> tuple[Int64Array, torch.Tensor]:
-        """Return node ids [K] and rows [K, D] of the seeds of which this is the first entry."""
+    def __call__(self, batch: Any) -> tuple[Int64Array, torch.Tensor] | None:
+        """Return node ids [K] and rows [K, D] of the seeds of which this is the first entry.
+
+        Seeds whose rows are written already are left out; ``None`` where that is all of them.
+        """
         try:
             seeds = batch if self._homogeneous else batch[self._seed_type]
             node_ids, places, local = seeds.n_id, seeds.input_id, seeds.seed_index
@@ -240,11 +253,16 @@ class _Embedder:
             raise ValueError(
                 "a batch without n_id, input_id and seed_index of its seeds: a transform must keep them"
             ) from error
+        kept = None if self._is_first is None else self._is_first[places.cpu().numpy()]
+        if self._are_written is not None:
+            lacks = ~self._are_written[places.cpu().numpy()]
+            kept = lacks if kept is None else kept & lacks
+            if not lacks.any():
+                return None
         rows = self._rows(batch, local, len(node_ids))
         ids = node_ids[local].cpu().numpy()
-        if self._is_first is None:
+        if kept is None:
             return ids, rows
-        kept = self._is_first[places.cpu().numpy()]
         return ids[kept], rows[torch.from_numpy(kept).to(rows.device)]
 
     def _rows(self, batch: Any, local: torch.Tensor, num_nodes: int) -> torch.Tensor:
@@ -380,8 +398,8 @@ def _digest(module: torch.nn.Module | None) -> str | None:
 @contextmanager
 def _opened(
     path: Path, loader: BaseDistLoader, options: _Options
-) -> Iterator[tuple[EmbeddingFolder, dict[str, Any], int]]:
-    """Lend this rank's part of the directory, begun, and state and step at which all ranks go on.
+) -> Iterator[tuple[EmbeddingFolder, EmbeddingRun]]:
+    """Lend this rank's part of the directory, begun, and the run that all ranks go on with.
 
     Ranks that share the input tell each other how far they are: all must begin at the same batch.
     """
@@ -394,7 +412,16 @@ def _opened(
             world_size=loader._placement.shard.world_size,
             shard_format=SHARD_FORMATS[options.format],
         ) as folder:
-            mine = _told(folder, loader, options)
+            _check_same(folder, loader, options)
+            if folder.earlier and (seed := folder.earlier[0].state["run_seed"]) != loader.seed:
+                loader.load_state_dict({**loader.state_dict(), "run_seed": seed, "batches": 0, "ahead": []})
+            run = EmbeddingRun.beside(folder.earlier, loader, options.batches_per_shard)
+            done = run.first + len(folder.shards) * options.batches_per_shard
+            mine = {
+                "state": folder.state,
+                "done": run.schedule.num_steps if folder.complete else done,
+                "options": options.described,
+            }
             told = [mine]
             if group is not None and key:
                 told_as, key = key, ""  # What fails from here on, every rank sees by itself.
@@ -404,28 +431,29 @@ def _opened(
                     told_as, timeout=loader._placement.options.timeout_s, what=what, check=_check_told
                 )
                 told = [json.loads(text) for text in texts]
-            state, start = _common_state(told, loader)
+            _go_on(run, told)
             if folder.options is None:
-                folder.begin(options.described, {**state, "batches": 0})
-            yield folder, state, start
+                folder.begin(options.described, state_at(run.state, run.first, run.schedule))
+            yield folder, run
     except Exception as error:
         if group is not None and key:
             group.publish(key, json.dumps({"failure": f"{type(error).__name__}: {error}"}))
         raise
 
 
-def _told(folder: EmbeddingFolder, loader: BaseDistLoader, options: _Options) -> dict[str, Any]:
-    """Return how far this rank is. ``ValueError`` where the directory is of another run."""
+def _check_same(folder: EmbeddingFolder, loader: BaseDistLoader, options: _Options) -> None:
+    """Raise ``ValueError`` where the directory is of another run."""
+    written = [(each.options, each.state) for each in folder.earlier]
     if folder.options is not None and folder.state is not None:
-        here, there = dict(options.described), dict(folder.options)
+        written.append((folder.options, folder.state))
+    for there_options, there_state in written:
+        here, there = ({**each, "sharding": "any"} for each in (options.described, there_options))
         if not loader._random_seed:
-            here["seed"], there["seed"] = loader.seed, folder.state["run_seed"]
+            here["seed"], there["seed"] = loader.seed, there_state["run_seed"]
         differ = [name for name in sorted(here.keys() | there.keys()) if here.get(name) != there.get(name)]
         if differ:
             what = "; ".join(f"{name} is {here.get(name)} here, {there.get(name)} there" for name in differ)
             raise ValueError(f"{folder.path} is of another run: {what}. Pass another path")
-    done = loader._schedule.num_steps if folder.complete else len(folder.shards) * options.batches_per_shard
-    return {"state": folder.state, "done": done, "options": options.described}
 
 
 def _check_told(told: Mapping[int, str]) -> None:
@@ -445,17 +473,16 @@ def _check_told(told: Mapping[int, str]) -> None:
             )
 
 
-def _common_state(told: list[dict[str, Any]], loader: BaseDistLoader) -> tuple[dict[str, Any], int]:
-    """Return the state of the loader, and the step, at which all ranks begin."""
+def _go_on(run: EmbeddingRun, told: list[dict[str, Any]]) -> None:
+    """Set state and step at which all ranks begin."""
     states = [each["state"] for each in told if each["state"] is not None]
     # A rank that was killed before its first manifest belongs to the run of the other ranks.
-    state = states[0] if states else loader.state_dict()
+    state = states[0] if states else run.fresh
     runs = {(each["run_seed"], each["epoch"]) for each in states}
     if len(runs) > 1:
         raise ValueError("ranks hold embeddings of different runs: pass another path on all of them")
-    schedule = loader._schedule
-    start = min(*(each["done"] for each in told), schedule.num_steps)
-    return state_at(state, start, schedule), start
+    run.start = min(*(each["done"] for each in told), run.schedule.num_steps)
+    run.state = state_at(state, run.start, run.schedule)
 
 
 @contextmanager

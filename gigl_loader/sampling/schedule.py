@@ -20,6 +20,8 @@ from gigl_loader.shared import SharedTensors
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import numpy.typing as npt
+
     from gigl_loader.arrays import Array, Float64Array
     from gigl_loader.sampling.costs import CostCounter
     from gigl_loader.sampling.source import BatchSampler, SampledBatch
@@ -228,7 +230,7 @@ class Schedule:
         """Return the schedule of another rank over the same input, or of steps that begin elsewhere."""
         if shard == self.shard and origin == self.origin:
             return self
-        return Schedule(
+        found = Schedule(
             self.inputs,
             batch_size=self.batch_size,
             shuffle=self.shuffle,
@@ -239,6 +241,8 @@ class Schedule:
             draw=self.draw,
             origin=origin,
         )
+        found._order = self._order
+        return found
 
     def from_origin(self, origin: int) -> Schedule:
         """Return the schedule of this rank where steps begin at batch ``origin``."""
@@ -267,11 +271,11 @@ class Schedule:
         """Return a batch of ``epoch`` on this rank. ``ValueError`` unless ``0 <= batch < num_batches``."""
         if not 0 <= batch < self.num_batches:
             raise ValueError(f"batch {batch} of an epoch of {self.num_batches}")
-        places = self._whole_step(batch) if batch < self._whole_steps else self._last_step()
+        span = self.span(batch)
         index = (
-            self._order_of(epoch)[places.start : places.stop]
+            self._order_of(epoch)[span.start : span.stop]
             if self.shuffle
-            else np.arange(places.start, places.stop, dtype=np.int64)
+            else np.arange(span.start, span.stop, dtype=np.int64)
         )
         number = self.origin + batch * self.shard.world_size + self.shard.rank
         return replace(self.request_of(index, epoch), batch=batch, number=number)
@@ -280,6 +284,15 @@ class Schedule:
         """Return a request for the entries ``index``, int64 [B], each in ``[0, num_entries)``."""
         inputs = {name: column[index] for name, column in self.inputs.items()}
         return BatchRequest(epoch, 0, index if self.places is None else self.places[index], inputs)
+
+    def span(self, batch: int) -> range:
+        """Return where the entries of a batch of this rank stand in the order of an epoch."""
+        return self._whole_step(batch) if batch < self._whole_steps else self._last_step()
+
+    def places_of(self, epoch: int, chosen: npt.NDArray[np.bool_]) -> Int64Array:
+        """Return the places in the user's input of the entries that are ``chosen``, [N], of the order."""
+        entries = self._order_of(epoch)[chosen] if self.shuffle else np.flatnonzero(chosen)
+        return entries if self.places is None else self.places[entries]
 
     @property
     def _left(self) -> int:

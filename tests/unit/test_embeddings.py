@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -255,19 +256,6 @@ def test_ranks_with_different_models_are_refused(tmp_path: Path) -> None:
         assert "ranks differ in write_embeddings: digest of the model of rank 1 and rank 0" in str(error)
 
 
-def test_another_number_of_ranks_is_refused(tmp_path: Path) -> None:
-    def rank(_: RankGroup) -> int:
-        with loader_of() as loader:
-            return write_embeddings(loader, CALLABLES["seeds"], tmp_path)
-
-    run_ranks(2, rank)
-    with (
-        loader_of() as loader,
-        pytest.raises(ValueError, match="was begun by 2 ranks, and here is 1: run it with 2 ranks again"),
-    ):
-        write_embeddings(loader, CALLABLES["seeds"], tmp_path)
-
-
 # Going on
 
 
@@ -297,6 +285,58 @@ def test_a_call_that_failed_goes_on_behind_its_last_shard(
         assert write_embeddings(loader, Stop(0, calls), tmp_path, rows_per_shard=32) == 300
         assert loader.epoch == 1
     assert calls["batches"] == 19 - (stop_at - 1) // 2 * 2
+    assert len(rows_in(tmp_path)) == 300
+
+
+@pytest.mark.parametrize("nodes", [None, [*range(50), *range(120), *range(290)]], ids=["all", "repeated"])
+@pytest.mark.parametrize("seed", [7, None], ids=["seed", "random seed"])
+@pytest.mark.parametrize("runs", [(2, 3), (4, 1), (1, 3), (3, 2, 4), (2, 2, 3, 3)], ids=str)
+def test_other_numbers_of_ranks_go_on_with_the_rows_that_lack(
+    runs: tuple[int, ...], seed: int | None, nodes: Any, tmp_path: Path
+) -> None:
+    """Ranks are not equally far when they fail, the first of them farthest."""
+
+    def rank(group: RankGroup, *, last: bool) -> int:
+        with loader_of(nodes, seed=seed, shuffle=True, even_batches=True, name="all") as loader:
+            stop = Stop(0 if last else 7 - 2 * group.rank, Counter())
+            rows = write_embeddings(
+                loader, lambda batch: stop(batch)[batch.seed_index], tmp_path, rows_per_shard=32
+            )
+            assert loader.epoch == 1
+            return rows
+
+    wanted = len(set(nodes or range(300)))
+    for number, world_size in enumerate(runs):
+        last = number + 1 == len(runs)
+        results = run_ranks(world_size, partial(rank, last=last))
+        assert not last or all(isinstance(each, int) for each in results), results
+    found = rows_in(tmp_path)
+    assert sorted(found) == list(range(wanted))
+    assert all(found[node] == DATA.x[node].tolist() for node in range(wanted))
+
+
+def test_what_other_ranks_have_completed_is_not_made_again(tmp_path: Path) -> None:
+    def rank(_: RankGroup) -> int:
+        with loader_of() as loader:
+            return write_embeddings(loader, CALLABLES["seeds"], tmp_path)
+
+    assert sum(run_ranks(2, rank)) == 300  # type: ignore[arg-type]
+    with loader_of() as loader:
+        assert write_embeddings(loader, Stop(1, Counter()), tmp_path) == 0
+        assert loader.epoch == 1
+    assert len(rows_in(tmp_path)) == 300
+
+
+def test_files_that_no_manifest_lists_are_not_kept_by_other_ranks(tmp_path: Path) -> None:
+    with loader_of() as loader, pytest.raises(RuntimeError, match="as planned"):
+        write_embeddings(loader, Stop(5, Counter()), tmp_path, rows_per_shard=32)
+    (tmp_path / "embeddings-00000-00002.parquet").write_bytes(b"of a process that was killed")
+
+    def rank(_: RankGroup) -> int:
+        with loader_of() as loader:
+            return write_embeddings(loader, CALLABLES["seeds"], tmp_path, rows_per_shard=32)
+
+    assert all(isinstance(each, int) for each in run_ranks(2, rank))
     assert len(rows_in(tmp_path)) == 300
 
 
