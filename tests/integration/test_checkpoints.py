@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.stateful import Stateful
+from torch.utils.data import IterableDataset
 
 from gigl_loader import DistDataset
 from gigl_loader.partition import build_graph, tables_from_pyg
@@ -104,3 +106,42 @@ def test_the_example_goes_on_where_ranks_were_lost_with_those_that_there_are(tmp
             for seed in each["seeds"]
         )
         assert seen == Counter(range(4_000))
+
+
+class Batches(IterableDataset[Any]):
+    """A loader as docs/multi-rank.md shows it to torchdata."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.loader)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.loader.state_dict()  # type: ignore[no-any-return]
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("stop_after", [0, 3, 13])
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+def test_torchdata_keeps_the_place_of_a_loader(stop_after: int) -> None:
+    from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]
+
+    dataset = DistDataset.from_pyg(homogeneous())
+    with (
+        open_loader("nodes", dataset, num_workers=0) as whole,
+        open_loader("nodes", dataset, num_workers=0) as resumed,
+    ):
+        before = StatefulDataLoader(Batches(whole), batch_size=None)
+        iterator = iter(before)
+        assert len(list(islice(iterator, stop_after))) == stop_after
+        state = before.state_dict()
+        after = StatefulDataLoader(Batches(resumed), batch_size=None)
+        after.load_state_dict(state)
+        for _ in range(2):  # The rest of the epoch, and the next.
+            expected, found = list(iterator), list(after)
+            assert len(found) == len(expected)
+            assert all(map(same_batch, found, expected))
+            iterator = iter(before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -10,13 +11,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from gigl_client import RemoteDistDataset
 from gigl_loader import DistDataset, DistLinkNeighborLoader, DistNeighborLoader, LaborSamplerOptions
+from gigl_loader.partition import build_graph, tables_from_pyg
 from gigl_loader.topology import Topology
+from tests.support.clusters import addresses_of, servers_of
 from tests.support.pyg_graphs import homogeneous, same_batch
 from tests.support.thread_ranks import run_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from gigl_loader.group import RankGroup
 
@@ -26,10 +31,10 @@ DATASET = DistDataset.from_pyg(homogeneous())
 NUM_SEEDS, BATCH_SIZE = 290, 16
 
 
-def _loader(**options: Any) -> DistNeighborLoader:
+def _loader(*, dataset: Any = DATASET, **options: Any) -> DistNeighborLoader:
     defaults = {"batch_size": BATCH_SIZE, "shuffle": True, "seed": 3, "num_workers": 0, "name": "train"}
     given = {**defaults, "even_batches": False, "timeout": 20, **options}
-    return DistNeighborLoader(DATASET, [3, 2], torch.arange(NUM_SEEDS), **given)
+    return DistNeighborLoader(dataset, [3, 2], torch.arange(NUM_SEEDS), **given)
 
 
 def _links(**options: Any) -> DistLinkNeighborLoader:
@@ -228,14 +233,28 @@ def test_a_loader_is_dealt_anew_while_it_runs() -> None:
         loader.shutdown()
 
 
-def test_a_given_place_needs_no_process_group() -> None:
-    with _loader() as loader:
+@pytest.mark.parametrize("mode", ["here", "workers", "disk", "store", "store, cache"])
+def test_a_given_place_needs_no_process_group(mode: str, tmp_path: Path) -> None:
+    """In every mode, a source turns to the steps of other ranks in the middle of what it samples ahead."""
+    options: dict[str, Any] = {"workers": {"num_workers": 1}, "disk": {"feature_memory": 4_000}}.get(mode, {})
+    with ExitStack() as stack:
+        dataset: Any = DATASET
+        if mode in ("disk", "store", "store, cache"):
+            build_graph(tables_from_pyg(homogeneous()), tmp_path / "graph", num_partitions=1)
+            dataset = stack.enter_context(DistDataset.open(tmp_path / "graph"))
+        if mode.startswith("store"):
+            options = {"num_workers": 1, **({"feature_memory": 4_000} if mode.endswith("cache") else {})}
+            servers = stack.enter_context(servers_of(tmp_path / "graph", 1))
+            dataset = stack.enter_context(RemoteDistDataset.connect(addresses_of(servers)))
+        loader = stack.enter_context(_loader(dataset=dataset, **options))
         iterator = iter(loader)
         first = list(islice(iterator, 3))
         loader.reshard(Topology(rank=1, world_size=2, local_rank=1, local_world_size=2))
         with pytest.raises(RuntimeError, match="the ranks have changed since this epoch was begun"):
             next(iterator)
         rest = list(loader)
+        assert mode != "disk" or loader.stats()["rows"]["disk"]
+        assert mode != "store, cache" or loader.stats()["rows"]["wire"]
         assert (len(rest), len(loader)) == (8, 10)
     expected = dict(_run([(1, None)])[0])
     assert all(same_batch(batch, expected[number]) for number, batch in enumerate(first))
