@@ -183,7 +183,7 @@ class GiglDataModule(LightningDataModule):
         if stage == _VAL:
             # The run seed is all that counts: which epoch comes next follows from that of the training.
             state = {**state, "batches": 0, "ahead": []}
-        elif is_at_end(state, loader._schedule):
+        elif ended := is_at_end(state, loader._schedule):
             # Lightning does not ask for more batches than there are, so the loader has not seen the end.
             state = {**state, "epoch": state["epoch"] + 1, "batches": 0, "ahead": []}
         try:
@@ -192,16 +192,16 @@ class GiglDataModule(LightningDataModule):
             if stage == _TRAIN:
                 raise
             logger.warning("validation goes on with a loader of its own run seed: %s", error)
-        if stage == _TRAIN:
-            self._count_steps(loader)
+        if stage == _TRAIN and self.trainer is not None:
+            self._count_steps(len(loader) if ended else loader._epochs.pending.first)
 
-    def _count_steps(self, loader: BaseDistLoader) -> None:
-        """Have the trainer count the steps of the epoch as the ranks of now do: there may have been more."""
-        if self.trainer is None:
-            return
+    def _count_steps(self, steps: int) -> None:
+        """Have the trainer count so many steps of the epoch as done: other ranks may have done more."""
+        assert self.trainer is not None
         current = self.trainer.fit_loop.epoch_loop.batch_progress.current
-        if current.completed:
-            vars(current).update(dict.fromkeys(vars(current), loader._epochs.pending.first))
+        if current.ready:  # Else the epoch has not begun. A step may be counted as done later than as ready.
+            more = steps - current.ready
+            vars(current).update({name: value + more for name, value in vars(current).items()})
 
     def follow_epoch(self, stage: str) -> None:
         """Let a loader's next ``iter()`` begin the trainer's epoch, unless it is in the middle of it."""
