@@ -1,15 +1,14 @@
 """Train with any number of ranks, lose some, and go on with others: every seed of an epoch comes once.
 
-    torchrun --nproc-per-node 4 --max-restarts 3 examples/elastic.py --checkpoints DIR
+    torchrun --nproc-per-node 4 examples/elastic.py --checkpoints DIR
 
-Every few steps the ranks write one checkpoint of model, optimizer and loader. Where a rank dies, torchrun
-starts all of them again, and they go on from the last checkpoint. Kill the job, and start it with another
---nproc-per-node: the ranks that there are then share the batches that are left of the epoch.
+Every few steps the ranks write one checkpoint of model, optimizer and loader. Kill a rank, or all of them,
+and start the script again, with another --nproc-per-node if you like: it goes on from the last checkpoint, and
+the ranks that there are share the batches that are left of the epoch.
 """
 
 import argparse
 import json
-import os
 from pathlib import Path
 
 import torch
@@ -52,7 +51,6 @@ def train(options: argparse.Namespace) -> None:
     steps_done = torch.zeros(1, dtype=torch.int64)
     state = {"model": model, "optimizer": optimizer, "loader": loader, "steps": steps_done}
     folder = Path(options.checkpoints)
-    restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
     def save() -> None:
         unfinished = folder / f"unfinished-{int(steps_done)}"
@@ -73,9 +71,10 @@ def train(options: argparse.Namespace) -> None:
                 optimizer.step()
                 steps_done += 1
                 line = {"rank": dist.get_rank(), "ranks": dist.get_world_size(), "epoch": epoch}
-                line |= {"step": int(steps_done), "loss": round(loss.item(), 4), "restart": restart}
-                if options.json:
-                    print(json.dumps({**line, "seeds": batch.input_id.tolist()}), flush=True)
+                line |= {"step": int(steps_done), "loss": round(loss.item(), 4)}
+                if options.json:  # A line in one piece: ranks share the output.
+                    line["seeds"] = batch.input_id.tolist()
+                    print(json.dumps(line) + "\n", end="", flush=True)
                 elif dist.get_rank() == 0:
                     print(line, flush=True)
                 if int(steps_done) % options.every == 0:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -67,42 +66,32 @@ def test_a_checkpoint_of_four_ranks_is_gone_on_with_by_two(tmp_path: Path) -> No
     assert all(batches[number] == undisturbed[number] for number in range(12))
 
 
+def _has_lines(job: Torchrun, count: int) -> bool:
+    return len(job.output(0).splitlines()) >= count
+
+
 @pytest.mark.slow
 def test_the_example_goes_on_where_ranks_were_lost_with_those_that_there_are(tmp_path: Path) -> None:
     script = str(ROOT / "examples" / "elastic.py")
-    options = [script, "--json", "--checkpoints", str(tmp_path / "checkpoints")]
-    lines: list[tuple[tuple[int, int], dict[str, Any]]] = []
+    options = [script, "--json", "--checkpoints", str(tmp_path / "checkpoints"), "--batch-size", "20"]
+    lines: list[tuple[int, dict[str, Any]]] = []
+    for run, (ranks, lost) in enumerate([(4, 2), (3, 0), (2, None)]):
+        with Torchrun(*options, ranks_per_host=ranks, folder=tmp_path) as job:
+            if lost is not None:
+                wanted = partial(_has_lines, job, 7 * ranks)
+                assert wait_until(wanted, seconds=SECONDS), job.errors(0)
+                job.ranks()[lost].kill()
+            (status,) = job.finish(seconds=SECONDS)
+            assert (status == 0) == (lost is None), job.errors(0)
+            lines += [(run, json.loads(line)) for line in job.output(0).splitlines() if line.endswith("}")]
 
-    def said(job: Torchrun, number: int) -> list[tuple[tuple[int, int], dict[str, Any]]]:
-        found = [json.loads(line) for line in job.output(0).splitlines() if line.endswith("}")]
-        return [((number, each["restart"]), each) for each in found]
-
-    def wait(job: Torchrun, number: int, *, restart: int, steps: int) -> None:
-        def is_there() -> bool:
-            return sum(attempt[1] == restart for attempt, _ in said(job, number)) >= 4 * steps
-
-        assert wait_until(is_there, seconds=SECONDS), job.errors(0)
-
-    with Torchrun("--max-restarts", "2", *options, ranks_per_host=4, folder=tmp_path) as job:
-        wait(job, 0, restart=0, steps=7)
-        job.ranks()[2].kill()
-        wait(job, 0, restart=1, steps=7)
-        for process in job.everyone():
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        job.finish(seconds=SECONDS)
-        lines += said(job, 0)
-    with Torchrun(*options, ranks_per_host=2, folder=tmp_path) as job:
-        assert job.finish(seconds=SECONDS) == [0], job.errors(0)
-        lines += said(job, 1)
-
-    assert {each["ranks"] for _, each in lines} == {4, 2}
-    last = {each["step"]: attempt for attempt, each in sorted(lines, key=lambda line: line[0])}
+    assert {each["ranks"] for _, each in lines} == {4, 3, 2}
+    last = {each["step"]: run for run, each in lines}
     for epoch in range(2):
         seen = Counter(
             seed
-            for attempt, each in lines
-            if each["epoch"] == epoch and last[each["step"]] == attempt
+            for run, each in lines
+            if each["epoch"] == epoch and last[each["step"]] == run
             for seed in each["seeds"]
         )
         assert seen == Counter(range(4_000))
