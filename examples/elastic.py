@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 4 examples/elastic.py --checkpoints DIR
 
 Every few steps the ranks write one checkpoint of model, optimizer and loader. Kill a rank, or all of them,
-and start the script again, with another --nproc-per-node if you like: it goes on from the last checkpoint, and
-the ranks that there are share the batches that are left of the epoch.
+and start the script again, with another --nproc-per-node if you like: it goes on from the last checkpoint,
+and the ranks that there are share the batches that are left of the epoch.
 """
 
 import argparse
