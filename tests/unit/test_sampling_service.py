@@ -332,7 +332,7 @@ def test_one_slot_is_not_written_twice_at_once() -> None:
         service.ring_door = "somewhere"
         trainer = Trainer(service, ring_slots=2, ring_slot_bytes=1 << 20)
         trainer.ask(0, slot=1)
-        refused(RefusalKind.INVALID, "slot 1 is asked for by another call", trainer.ask, 1, slot=1)
+        refused(RefusalKind.NOT_FOUND, "slot 1 is asked for by another call", trainer.ask, 1, slot=1)
         refused(RefusalKind.INVALID, "slot 3 of a ring of 2", trainer.ask, 1, slot=3)
         trainer.ask(1, slot=2)
         gate.opened.set()

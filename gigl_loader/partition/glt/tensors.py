@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
 import pickletools
 import zipfile
@@ -124,8 +125,12 @@ def saved_tensor(path: Path) -> Rows:
         allow = getattr(torch.serialization, "safe_globals", torch.serialization.add_safe_globals)
         with allow([_tensor_class(name) for name in subclasses]) or nullcontext():
             tensor = torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)
-    except (FormatError, OSError):
+    except FormatError:
         raise
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # A place before the file, which damaged bytes may name.
+            raise
+        raise FormatError(f"{path}: not a file of torch.save, or cut off") from None
     except Exception as error:  # PyTorch and zipfile raise any of ten classes, some with pages of text.
         line = str(error).partition("\n")[0]
         raise FormatError(f"{path}: not a file of torch.save, or cut off: {line:.200}") from None

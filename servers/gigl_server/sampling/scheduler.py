@@ -295,7 +295,9 @@ class Scheduler:
                 f"{channel.credit} batches are asked for and not fetched: fetch some first",
             )
         if task.slot and channel.uses_slot(task.slot):
-            raise Refusal(RefusalKind.INVALID, f"slot {task.slot} is asked for by another call under way")
+            # Of a call that lost its connection, perhaps: it may still write to the slot.
+            text = f"slot {task.slot} is asked for by another call under way: open another channel"
+            raise Refusal(RefusalKind.NOT_FOUND, text)
         if not self._requests.enter(channel.owner, task.nbytes):
             full = self._requests.held + task.nbytes > self._requests.most
             whose = "the server has" if full else f"{channel.owner} has"
