@@ -24,7 +24,7 @@ import fcntl
 import json
 import os
 import re
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
@@ -145,7 +145,8 @@ class EmbeddingRun:
             last = first + len(each.shards) * batches_per_shard
             for step in range(first, dealt.num_batches if each.complete else min(last, dealt.num_batches)):
                 in_order[dealt.span(step).start : dealt.span(step).stop] = True
-        run.are_written = np.zeros(1 + int(schedule.places_of(epoch, in_order | True).max(initial=0)), bool)
+        places = schedule.places
+        run.are_written = np.zeros(len(in_order) if places is None else int(places.max()) + 1, bool)
         run.are_written[schedule.places_of(epoch, in_order)] = True
         lacking = np.flatnonzero(~in_order)
         number = int(lacking[0]) // schedule.batch_size if len(lacking) else schedule.total
@@ -188,7 +189,7 @@ class EmbeddingFolder:
         self._lock = _lock(path / self._lock_name)
         try:
             for number, ranks in enumerate(runs[:run]):
-                self._read_earlier(number, ranks, beside=world_size)
+                self._read_earlier(number, ranks, rank=rank, beside=world_size)
             self._read()
         except BaseException:
             self.__exit__()
@@ -239,28 +240,33 @@ class EmbeddingFolder:
         runs = {int(found[1]) // _RANKS: int(found[2]) for found in manifests}
         return [runs[run] for run in sorted(runs)]
 
-    def _read_earlier(self, run: int, world_size: int, *, beside: int) -> None:
-        """Read the manifests of an earlier run, and remove what they do not list: it is to be written again.
+    def _read_earlier(self, run: int, world_size: int, *, rank: int, beside: int) -> None:
+        """Read the manifests of an earlier run, and remove files that they do not list: rows will come again.
 
-        ``ValueError`` where a rank of it still writes. Those below ``beside`` have the locks of ranks of now.
+        Each ``rank`` of the ``beside`` ranks of now removes those of the rank whose lock it has; the first
+        also those of ranks that there are no more. ``ValueError`` where one of these still writes.
         """
-        for rank in range(world_size):
-            number = f"{run * _RANKS + rank:05}"
-            held = self.path / f".lock-{rank:05}"
-            if rank >= beside and self._lock_name.endswith("-00000") and held.exists():
-                _lock(held).close()
-                held.unlink()
-            found = self._manifest_of(self.path / f"_manifest-{number}-of-{world_size:05}.json")
-            listed = set() if found is None else {name for each in found["shards"] for name in each["files"]}
-            if found is not None:
-                fields = {name: found[name] for name in ("options", "state", "shards", "complete")}
-                self.earlier.append(Manifest(rank=rank, world_size=world_size, **fields))
-            for name in os.listdir(self.path):
-                shard = _SHARD.fullmatch(name)
-                is_orphan = shard is not None and shard[2] == number and name not in listed
-                if is_orphan or name.startswith(f".tmp-{number}-"):
-                    with suppress(FileNotFoundError):  # Another rank has removed it.
-                        (self.path / name).unlink()
+        for other in range(world_size):
+            number = f"{run * _RANKS + other:05}"
+            lock = self.path / f".lock-{other:05}"
+            has_left = rank == 0 and other >= beside
+            with _lock(lock) if has_left else nullcontext():
+                found = self._manifest_of(self.path / f"_manifest-{number}-of-{world_size:05}.json")
+                shards = [] if found is None else found["shards"]
+                if found is not None:
+                    fields = {name: found[name] for name in ("options", "state", "shards", "complete")}
+                    self.earlier.append(Manifest(rank=other, world_size=world_size, **fields))
+                if other == rank or has_left:
+                    self._remove_unlisted(number, {name for each in shards for name in each["files"]})
+                if has_left:
+                    lock.unlink()
+
+    def _remove_unlisted(self, number: str, listed: set[str]) -> None:
+        for name in os.listdir(self.path):
+            shard = _SHARD.fullmatch(name)
+            is_orphan = shard is not None and shard[2] == number and name not in listed
+            if is_orphan or name.startswith(f".tmp-{number}-"):
+                (self.path / name).unlink()
 
     def _read(self) -> None:
         """Read the manifest, if there is one, and remove what a process that was killed left half written."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 from collections import Counter
@@ -338,6 +339,23 @@ def test_files_that_no_manifest_lists_are_not_kept_by_other_ranks(tmp_path: Path
 
     assert all(isinstance(each, int) for each in run_ranks(2, rank))
     assert len(rows_in(tmp_path)) == 300
+
+
+def test_files_of_a_rank_that_still_writes_are_left_alone(tmp_path: Path) -> None:
+    """Ranks of another number are started while one of the earlier ones is still at work."""
+
+    def fail(group: RankGroup) -> int:
+        with loader_of(name="all") as loader:
+            return write_embeddings(loader, Stop(5, Counter()), tmp_path, rows_per_shard=32)
+
+    run_ranks(3, fail)
+    unlisted = tmp_path / "embeddings-00002-00009.parquet"
+    unlisted.write_bytes(b"its manifest comes next")
+    with open(tmp_path / ".lock-00002", "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        results = run_ranks(2, fail)
+    assert any("another process writes to" in str(each) for each in results)
+    assert unlisted.exists()
 
 
 def test_what_is_complete_is_not_made_again(tmp_path: Path) -> None:
