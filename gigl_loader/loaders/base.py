@@ -237,7 +237,7 @@ class BaseDistLoader(FixedArguments):
     @property
     def epoch(self) -> int:
         """The epoch of the next batch, from 0."""
-        return self._epochs.current.next[0]
+        return self._epochs.current.next_epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next ``iter()`` begin ``epoch``, as ``DistributedSampler`` does.

@@ -100,7 +100,7 @@ class Given:
     def of(cls, progress: Progress, schedule: Schedule) -> Given:
         """Return what ``progress`` of this rank says of all ranks. ``schedule``: of this rank."""
         if progress.ended:
-            return cls(progress.epoch + 1, 0)
+            return cls(progress.next_epoch, 0)
         steps, shard = schedule.from_origin(progress.origin), schedule.shard
         ahead = [progress.origin + step * shard.world_size + shard.rank for step in sorted(progress.ahead)]
         return cls(progress.epoch, steps.number_of(progress.first), tuple(ahead))

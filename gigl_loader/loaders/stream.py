@@ -135,9 +135,9 @@ class Progress:
             self.first += 1
 
     @property
-    def next(self) -> tuple[int, int, list[int]]:
-        """Epoch, first batch not given, batches given beyond it. An ended epoch is the start of the next."""
-        return (self.epoch + 1, 0, []) if self.ended else (self.epoch, self.first, sorted(self.ahead))
+    def next_epoch(self) -> int:
+        """Epoch of the next batch. An ended epoch is the start of the next."""
+        return self.epoch + self.ended
 
 
 class EpochIterator(Iterator[Any]):
