@@ -189,6 +189,7 @@ class _Work:
         """Write the shards that are not there."""
         ids: list[Int64Array] = []
         rows: list[Rows] = []
+        has_space = False
         with _progress(
             self._num_batches, self._done, shown=shown, rank=self._loader.topology.rank
         ) as advance:
@@ -199,8 +200,9 @@ class _Work:
                     continue  # Another rank was not as far when all were stopped.
                 if (embedded := self._embed(batch)) is not None:
                     converted = _converted(embedded[1], self._options.dtype)
-                    if not rows:
+                    if not has_space:
                         self._check_space(converted)
+                        has_space = True
                     ids.append(embedded[0])
                     rows.append(converted)
                 steps = number + 1 - self._run.first

@@ -476,6 +476,13 @@ def test_too_small_a_disk_is_told_after_the_first_batch(
         assert loader.stats()["batches"] == 1
 
 
+def test_shards_that_are_written_need_no_space_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = iter([7_296, *[0] * 20])
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("", (), {"free": next(left)}))
+    with loader_of() as loader:
+        assert write_embeddings(loader, model(), tmp_path, rows_per_shard=32) == 300
+
+
 def test_a_disk_that_becomes_full_keeps_what_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
