@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gigl_loader.loaders.link import DistLinkNeighborLoader as DistLinkNeighborLoader
     from gigl_loader.loaders.link import NegativeSampling as NegativeSampling
     from gigl_loader.loaders.neighbor import DistNeighborLoader as DistNeighborLoader
+    from gigl_loader.loaders.new_nodes import NewNode as NewNode
     from gigl_loader.loaders.sampler import Sampler as Sampler
     from gigl_loader.loaders.subgraph import DistSubgraphLoader as DistSubgraphLoader
     from gigl_loader.sampling.plans.custom import CustomSamplerOptions as CustomSamplerOptions
@@ -47,6 +48,7 @@ _HOMES = {
     "KHopNeighborSamplerOptions": "gigl_loader.sampling.plans.neighbor",
     "LaborSamplerOptions": "gigl_loader.sampling.plans.neighbor",
     "NegativeSampling": "gigl_loader.loaders.link",
+    "NewNode": "gigl_loader.loaders.new_nodes",
     "PPRMetaPath": "gigl_loader.sampling.plans.ppr",
     "PPRSamplerOptions": "gigl_loader.sampling.plans.ppr",
     "RandomWalkSamplerOptions": "gigl_loader.sampling.plans.walks",
@@ -74,6 +76,7 @@ __all__ = [
     "KHopNeighborSamplerOptions",
     "LaborSamplerOptions",
     "NegativeSampling",
+    "NewNode",
     "PPRMetaPath",
     "PPRSamplerOptions",
     "RandomWalkSamplerOptions",

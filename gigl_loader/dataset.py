@@ -397,7 +397,10 @@ class DistDataset(GraphQueries):
         channel_bytes = request.workers.channel_bytes
         if self._membership is None:
             sampler = request.plan.open(
-                self._graph, shared=request.shared, deferred=request.has_deferred_features
+                self._graph,
+                shared=request.shared,
+                deferred=request.has_deferred_features,
+                new_nodes=request.interactive,
             )
             check = self._graph.verifier.check
             return InlineSource(
@@ -406,7 +409,11 @@ class DistDataset(GraphQueries):
         store = self._store_of_loader(request)
         return InlineSource(
             request.plan.open(
-                self._graph, store, shared=request.shared, deferred=request.has_deferred_features
+                self._graph,
+                store,
+                shared=request.shared,
+                deferred=request.has_deferred_features,
+                new_nodes=request.interactive,
             ),
             request.schedule,
             channel_bytes=channel_bytes,

@@ -54,6 +54,7 @@ class InFlightRequest:
             slot=0 if self.slot is None else self.slot + 1,
             inline_bytes=MAX_INLINE_BYTES,
             number=self.request.number,
+            new_nodes=b"" if self.request.new is None else self.request.new.document,
         )
         return bytes(message.SerializeToString())
 

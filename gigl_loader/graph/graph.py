@@ -211,6 +211,10 @@ class Graph:
         document = self._verified(topology_path(part, edge_type))
         return {name: document.array(name) for name in document.specs}
 
+    def has_lists_on_disk(self, edge_type: EdgeType, part: int) -> bool:
+        """Whether a partition's lists of an edge type are read from a disk, as memory is short."""
+        return self.document(topology_path(part, edge_type)).stays_on_disk
+
     def node_column(self, node_type: NodeType, name: str, part: int) -> Array:
         """Return a column of the nodes that a partition owns, [N, ...], by position."""
         columns = self._known_node_type(node_type).columns

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gigl_loader.arrays import Float32Array
+from gigl_loader.arrays import Array, Bytes, Float32Array, Float64Array
 
 FLOATS = ("F16", "BF16", "F32", "F64")
 """Dtypes of columns that can be quantised."""
@@ -137,3 +137,70 @@ def _decoded(entry: Mapping[str, Any], name: str) -> bytes:
     if len(text) > 6 * MAX_ELEMENTS:
         raise ValueError(f"{name} has {len(text)} characters; at most {6 * MAX_ELEMENTS} are read")
     return base64.b64decode(text, validate=True)
+
+
+_BLOCK_VALUES = 1 << 16
+"""Values that are encoded at once: what is computed in float64 stays in the caches. 4 ns a value."""
+
+
+def scales_of(low: Array, high: Array, how: Quantization) -> tuple[Float32Array, Float32Array]:
+    """Return scales and zero points for values between ``low`` and ``high`` (finite, any shape).
+
+    A scale is a step rounded down, so that a value lies within half a step of a code's. ``OverflowError``
+    where float32 cannot hold a step.
+    """
+    low, high = low.astype(np.float64), high.astype(np.float64)
+    zero_points = low.astype(np.float32)
+    step = (high - low) / how.levels
+    if (step > np.finfo(np.float32).max).any():
+        raise OverflowError
+    scales = step.astype(np.float32)
+    scales = np.where(scales > step, np.nextafter(scales, np.float32(0)), scales)
+    # Among subnormal numbers, rounding down may lose so much that codes do not reach the largest value.
+    reached = zero_points + how.levels * scales.astype(np.float64)
+    short = reached < high - scales.astype(np.float64) / 2
+    return np.where(short, np.nextafter(scales, np.float32(np.inf)), scales), zero_points
+
+
+def encode(values: Array, scales: Float32Array, zero_points: Float32Array, how: Quantization) -> Bytes:
+    """Return the codes of values (floats [R, E]), packed: uint8 [R, bytes of a row].
+
+    Scales and zero points are [E], or [R], which then begin the rows.
+    """
+    by_row = how.per == "row"
+    rows, elements = values.shape
+    packed = np.empty((rows, how.row_bytes(elements)), np.uint8)
+    codes_of = packed[:, HEADER_BYTES:] if by_row else packed
+    if by_row:
+        packed[:, :HEADER_BYTES] = np.stack([scales, zero_points], axis=1).astype("<f4").view(np.uint8)
+        scales, zero_points = scales[:, None], zero_points[:, None]
+    # A scale of 0 has code 0 alone: its values are all the zero point.
+    divisors = np.where(scales > 0, scales.astype(np.float64), np.inf)
+    zeros = zero_points.astype(np.float64)
+    step = max(_BLOCK_VALUES // elements, 1)
+    for start in range(0, rows, step):
+        block = slice(start, start + step)
+        of_rows = block if by_row else slice(None)
+        codes = _codes(values[block], divisors[of_rows], zeros[of_rows], how.levels)
+        codes_of[block] = _packed(codes, how.bits)
+    return packed
+
+
+def _codes(values: Array, divisors: Float64Array, zeros: Float64Array, levels: int) -> Bytes:
+    codes = values.astype(np.float64)
+    codes -= zeros
+    codes /= divisors
+    np.rint(codes, out=codes)
+    return np.clip(codes, 0, levels, out=codes).astype(np.uint8)
+
+
+def _packed(codes: Bytes, bits: int) -> Bytes:
+    """Return codes, uint8 [R, E], with as many in a byte as fit, the first in its lowest bits."""
+    if bits == 8:
+        return codes
+    per_byte = 8 // bits
+    packed = np.zeros((len(codes), -(-codes.shape[1] // per_byte)), np.uint8)
+    for place in range(per_byte):
+        of_place = codes[:, place::per_byte]
+        packed[:, : of_place.shape[1]] |= of_place << np.uint8(place * bits)
+    return packed

@@ -48,7 +48,7 @@ from gigl_loader.sampling.source import SourceRequest
 from gigl_loader.topology import Topology
 
 if TYPE_CHECKING:
-    from gigl_loader.loaders.dataset import SizedDataset
+    from gigl_loader.loaders.dataset import NodeDirectory, SizedDataset
     from gigl_loader.loaders.inputs import LoaderInput
     from gigl_loader.loaders.transfer import FrameTensors, Transfer
     from gigl_loader.sampling.plan import BatchPlan, ColumnPlan
@@ -230,9 +230,9 @@ class BaseDistLoader(FixedArguments):
         """
         self._check_usable()
         epoch = self.epoch if epoch is None else whole_epoch(epoch)
-        given = {"time": time, "time_start": time_start}
-        unit, wanted = self._sampling.time_unit(self.dataset.schema), self.plan.inputs
-        return self._single_batch(request_alone(self._input_of(nodes), epoch, wanted, unit=unit, **given))
+        seeds, unit = self._input_of(nodes, self.dataset), self._sampling.time_unit(self.dataset.schema)
+        times = {"unit": unit, "time": time, "time_start": time_start}
+        return self._single_batch(request_alone(seeds, epoch, self.plan.inputs, **times))
 
     @property
     def epoch(self) -> int:
@@ -340,9 +340,9 @@ class BaseDistLoader(FixedArguments):
 
     # Inside
 
-    def _input_of(self, nodes: Any) -> LoaderInput:
+    def _input_of(self, nodes: Any, directory: NodeDirectory) -> LoaderInput:
         """Return the entries that a user passes to ``sample``."""
-        return read_seed_nodes(self.dataset, (str(self._seeds.kind), nodes))
+        return read_seed_nodes(directory, (str(self._seeds.kind), nodes))
 
     def _take(self, placement: Placement) -> None:
         """Take a place among the ranks."""

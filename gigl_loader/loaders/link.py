@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch_geometric.sampler.base import SubgraphType
 
     from gigl_loader.graph.schema import GraphSchema, NodeType
-    from gigl_loader.loaders.dataset import Dataset, LinkDirectory
+    from gigl_loader.loaders.dataset import Dataset, LinkDirectory, NodeDirectory
     from gigl_loader.loaders.neighbor import Times, Window
     from gigl_loader.loaders.transfer import FrameTensors
 
@@ -461,8 +461,8 @@ class DistLinkNeighborLoader(BaseDistLoader):
     def _links_of(self, value: Any) -> SeedLinks:
         return read_seed_links(cast("LinkDirectory", self.dataset), value)
 
-    def _input_of(self, value: Any) -> SeedLinks:
-        links = self._links_of((self._seeds.kind, value))
+    def _input_of(self, value: Any, directory: NodeDirectory) -> SeedLinks:
+        links = read_seed_links(cast("LinkDirectory", directory), (self._seeds.kind, value))
         width = cast("LinkPlan", self.plan.sampler).given
         if not width:
             return links

@@ -16,24 +16,27 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
 import torch
 
 from gigl_loader.loaders.arguments import seconds, whole_epoch
 from gigl_loader.loaders.input_times import request_alone
 from gigl_loader.loaders.link import DistLinkNeighborLoader, LinkLabels
 from gigl_loader.loaders.neighbor import DistNeighborLoader
+from gigl_loader.loaders.new_nodes import read_new_nodes
 from gigl_loader.loaders.stream import BatchPipeline, SingleBatches
 from gigl_loader.options import whole_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from typing_extensions import Self
 
     from gigl_loader.channel.frame import Frame
     from gigl_loader.loaders.arguments import Fanouts
     from gigl_loader.loaders.base import BaseDistLoader
-    from gigl_loader.loaders.dataset import Dataset
+    from gigl_loader.loaders.dataset import Dataset, NodeDirectory
+    from gigl_loader.loaders.new_nodes import NewNode
     from gigl_loader.options import EdgeType, NodeType
     from gigl_loader.sampling.request import BatchRequest
 
@@ -128,8 +131,9 @@ class Sampler:
 
     def sample(
         self,
-        nodes: Any,
+        nodes: Any = None,
         *,
+        new: Sequence[NewNode] | None = None,
         time: Any = None,
         time_start: Any = None,
         epoch: int = 0,
@@ -140,18 +144,25 @@ class Sampler:
         It equals ``loader.sample(nodes, epoch=epoch)`` of a loader with the same options and run seed: seeds
         have the places 0 to B - 1. ``time``, ``time_start``: of each seed [B], where the options said so.
 
+        ``new``: nodes that the graph does not have, which travel with the call and have the ids -1, -2, ...
+        by type. The batch is that of a graph to which they, and the edges to them, were added; the neighbours
+        of the graph's own nodes stay as they are. Without ``nodes``, the new ones of the seed type are the
+        seeds.
+
         ``timeout`` seconds bound the call, with the wait for its turn. ``TimeoutError`` after them, or
         ``StorageUnavailable`` where a host is known not to respond. ``SamplingError`` where the batch failed,
         ``ValueError`` and ``TypeError`` for wrong seeds, ``RuntimeError`` after :meth:`close`.
         """
         with self._counted():
-            call = self._begin(timeout, partial(self._request, nodes, epoch, time, time_start), _as_it_is)
+            request = partial(self._request, nodes, new, epoch, time, time_start)
+            call = self._begin(timeout, request, _as_it_is)
             return self._batch(call.wait())  # Here: the current stream is that of the caller.
 
     async def asample(
         self,
-        nodes: Any,
+        nodes: Any = None,
         *,
+        new: Sequence[NewNode] | None = None,
         time: Any = None,
         time_start: Any = None,
         epoch: int = 0,
@@ -163,7 +174,8 @@ class Sampler:
         request.
         """
         with self._counted():
-            call = self._begin(timeout, partial(self._request, nodes, epoch, time, time_start), self._batch)
+            request = partial(self._request, nodes, new, epoch, time, time_start)
+            call = self._begin(timeout, request, self._batch)
             return await call.wait_async()
 
     def stats(self) -> dict[str, Any]:
@@ -216,12 +228,23 @@ class Sampler:
         self._turns.put(call)
         return call
 
-    def _request(self, nodes: Any, epoch: int, time: Any, time_start: Any) -> BatchRequest:
+    def _request(
+        self, nodes: Any, new: Sequence[NewNode] | None, epoch: int, time: Any, time_start: Any
+    ) -> BatchRequest:
         """Return the request of a call. Storage servers may be asked for the positions of its seeds."""
         loader = self._loader
+        directory: NodeDirectory = loader.dataset
+        added = None
+        if new:
+            added, directory = read_new_nodes(loader.dataset, new, loader.plan.columns)
+            if nodes is None:
+                nodes = -1 - np.arange(added.counts.get(str(loader._seeds.kind), 0))
+        if nodes is None:
+            raise TypeError("a call needs seeds: sample(nodes), or sample(new=[...]) for new nodes")
         unit, wanted = loader._sampling.time_unit(loader.dataset.schema), loader.plan.inputs
         given = {"time": time, "time_start": time_start}
-        return request_alone(loader._input_of(nodes), whole_epoch(epoch), wanted, unit=unit, **given)
+        seeds = loader._input_of(nodes, directory)
+        return replace(request_alone(seeds, whole_epoch(epoch), wanted, unit=unit, **given), new=added)
 
     def _batch(self, frame: Frame) -> Any:
         try:

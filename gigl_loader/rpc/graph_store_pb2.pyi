@@ -144,7 +144,7 @@ class Channel(_message.Message):
     def __init__(self, id: _Optional[bytes] = ..., lease_s: _Optional[float] = ..., ring_door: _Optional[str] = ...) -> None: ...
 
 class SampleRequest(_message.Message):
-    __slots__ = ("channel", "epoch", "batch", "fence", "inputs", "index", "slot", "inline_bytes", "number")
+    __slots__ = ("channel", "epoch", "batch", "fence", "inputs", "index", "slot", "inline_bytes", "number", "new_nodes")
     CHANNEL_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
@@ -154,6 +154,7 @@ class SampleRequest(_message.Message):
     SLOT_FIELD_NUMBER: _ClassVar[int]
     INLINE_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    NEW_NODES_FIELD_NUMBER: _ClassVar[int]
     channel: bytes
     epoch: int
     batch: int
@@ -163,7 +164,8 @@ class SampleRequest(_message.Message):
     slot: int
     inline_bytes: int
     number: int
-    def __init__(self, channel: _Optional[bytes] = ..., epoch: _Optional[int] = ..., batch: _Optional[int] = ..., fence: _Optional[int] = ..., inputs: _Optional[bytes] = ..., index: _Optional[bytes] = ..., slot: _Optional[int] = ..., inline_bytes: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+    new_nodes: bytes
+    def __init__(self, channel: _Optional[bytes] = ..., epoch: _Optional[int] = ..., batch: _Optional[int] = ..., fence: _Optional[int] = ..., inputs: _Optional[bytes] = ..., index: _Optional[bytes] = ..., slot: _Optional[int] = ..., inline_bytes: _Optional[int] = ..., number: _Optional[int] = ..., new_nodes: _Optional[bytes] = ...) -> None: ...
 
 class SampleReply(_message.Message):
     __slots__ = ("in_slot", "handle", "failure", "skipped", "frame", "nbytes", "unavailable", "sampling_s", "waiting_s")

@@ -10,7 +10,6 @@ import numpy as np
 
 from gigl_loader.arrays import Array, BoolArray, Bytes, Int64Array
 from gigl_loader.errors import FormatError
-from gigl_loader.graph.manifest import topology_path
 from gigl_loader.graph.schema import edge_type_address
 from gigl_loader.native import Adjacency, build_adjacency, copy_rows, draw_hop, find_edges, induced_edges
 from gigl_loader.sampling.store import POSITION_MASK, EdgeList, NeighborRequest, Neighbors
@@ -207,7 +206,7 @@ def open_adjacency(
             for part in parts
             if weight is not None and time is not None
         ],
-        on_disk=any(graph.document(topology_path(part, edge_type)).stays_on_disk for part in parts),
+        on_disk=any(graph.has_lists_on_disk(edge_type, part) for part in parts),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from functools import partial
@@ -84,11 +85,7 @@ class PartitionedStore:
         self._lists_here = self._local.union(lists or ())
         self._owner = schema.target_type
         """Type of the nodes whose owners hold the lists of an edge type."""
-        self._bounds: dict[NodeType | EdgeType, Int64Array] = {
-            node_type: np.array(nodes.bounds, np.int64) for node_type, nodes in schema.nodes.items()
-        }
-        slots = np.arange(schema.num_partitions + 1, dtype=np.int64) << SLOT_BITS
-        self._bounds |= dict.fromkeys(schema.edges, slots)
+        self._bounds = _bounds(schema)
         wanted = len(remote) * concurrency * min(max(len(schema.edges), 1), _MAX_AT_ONCE)
         threads = min(wanted, _MAX_THREADS)  # Further calls queue, and none of them waits for another.
         self._closed = False
@@ -99,6 +96,17 @@ class PartitionedStore:
         """Return the store of a graph that lies wholly on this host."""
         stores = {part: LocalStore(graph, part) for part in range(graph.schema.num_partitions)}
         return cls(graph.schema, local=stores, remote={})
+
+    def with_part(self, schema: GraphSchema, store: NeighborStore) -> PartitionedStore:
+        """Return a store with one more partition, on this host. It needs this one, which owns the threads."""
+        part = len(self._stores)
+        extended = copy.copy(self)
+        extended._stores = {**self._stores, part: store}
+        extended._local = self._local | {part}
+        extended._lists = {**self._lists, part: store}
+        extended._lists_here = self._lists_here | {part}
+        extended._bounds = _bounds(schema)
+        return extended
 
     @property
     def remote(self) -> dict[int, NeighborStore]:
@@ -257,6 +265,15 @@ class OwnerRows:
 
     def close(self) -> None:
         self._store.close()
+
+
+def _bounds(schema: GraphSchema) -> dict[NodeType | EdgeType, Int64Array]:
+    """Return by type, int64 [P + 1], where the positions of each partition begin, or its slots."""
+    slots = np.arange(schema.num_partitions + 1, dtype=np.int64) << SLOT_BITS
+    return {
+        **{node_type: np.array(nodes.bounds, np.int64) for node_type, nodes in schema.nodes.items()},
+        **dict.fromkeys(schema.edges, slots),
+    }
 
 
 _NOBODY = Neighbors(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 from gigl_loader.graph.column_names import check_column_names
 from gigl_loader.graph.times import time_unit
 from gigl_loader.options import EdgeType, NodeType, by_edge_type
+from gigl_loader.sampling.new_nodes import SamplerWithNewNodes
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -394,8 +395,9 @@ class BatchPlan:
         bounds: BatchBounds | None = None,
         deferred: bool = False,
         shared: SharedTensors | None = None,
+        new_nodes: bool = False,
     ) -> PlanSampler:
-        """Return a sampler for this plan: see ``SamplerContext``."""
+        """Return a sampler for this plan: see ``SamplerContext``. ``new_nodes``: requests may bring some."""
         context = SamplerContext(
             graph=graph,
             plan=self,
@@ -405,7 +407,7 @@ class BatchPlan:
             deferred=deferred,
             shared=shared,
         )
-        return self.sampler.open(context)
+        return SamplerWithNewNodes(context) if new_nodes else self.sampler.open(context)
 
     def to_json(self) -> str:
         """Return the plan as JSON, for workers, servers and states. Equal plans give equal text."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.arrays import Bytes
     from gigl_loader.options import NodeType
+    from gigl_loader.sampling.new_nodes import NewNodes
 
 SEED = "seed"
 """Name of the input column of plans whose input is nodes."""
@@ -66,6 +67,8 @@ class BatchRequest:
     """By name, the columns that the plan lists, [B] or [B, width]. Nodes are positions, and may repeat."""
     number: int = 0
     """Number of the batch among those of all ranks: that which one rank alone would give it."""
+    new: NewNodes | None = None
+    """Nodes that the graph does not have. Only samplers that stay open send some."""
 
     def __len__(self) -> int:
         """Number of entries."""
@@ -73,7 +76,8 @@ class BatchRequest:
 
     @property
     def nbytes(self) -> int:
-        return self.index.nbytes + sum(column.nbytes for column in self.inputs.values())
+        new = 0 if self.new is None else self.new.nbytes
+        return self.index.nbytes + sum(column.nbytes for column in self.inputs.values()) + new
 
     def key(self, run_seed: int, *node_ids: Int64Array) -> int:
         """Return the key of every draw of the batch: a function of run seed, epoch, places and node ids.

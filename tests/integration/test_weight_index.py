@@ -13,9 +13,9 @@ import pytest
 
 from gigl_loader import FormatError
 from gigl_loader.graph import Graph
+from gigl_loader.graph.weights import running_sums
 from gigl_loader.partition import ArrayTable, GraphTables, build_graph, tables_from_pyg
 from gigl_loader.partition.steps.index import add_indexes
-from gigl_loader.partition.steps.weights import running_sums
 from tests.support.command_line import COMMAND, run, run_here
 from tests.support.graph_files import as_alpha, as_version_1
 from tests.support.pyg_graphs import homogeneous, weighted

@@ -19,8 +19,8 @@ from gigl_loader.errors import FormatError
 from gigl_loader.graph.folder import MemoryFolder
 from gigl_loader.graph.graph import Graph
 from gigl_loader.graph.schema import type_name
+from gigl_loader.graph.weights import running_sums
 from gigl_loader.partition import ArrayTable, GraphTables, build_graph
-from gigl_loader.partition.steps.weights import running_sums
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.partitioned import PartitionedStore
 from gigl_loader.tensors import Layout

@@ -33,6 +33,7 @@ from gigl_loader.graph.manifest import (
     version_for,
 )
 from gigl_loader.graph.schema import Column, type_name
+from gigl_loader.graph.weights import running_sums
 from gigl_loader.native import build_adjacency, crc32c
 from gigl_loader.partition.executors import WorkPlan
 from gigl_loader.partition.job import Budget, Job, available_memory
@@ -43,7 +44,6 @@ from gigl_loader.partition.steps.weights import (
     index_weights,
     opened,
     pieces,
-    running_sums,
 )
 from gigl_loader.tensors import ArraySpec, as_float64
 

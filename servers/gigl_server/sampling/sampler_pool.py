@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _LEAST_EDGES = 1 << 16
 _FIRST_S = 1.0  # A large batch that also waits for other memory blocks later ones for this long at most.
-_Key = tuple[str, bool]
+_Key = tuple[str, bool, bool]
 _OBJECTS_BYTES = 1 << 16  # Size of a sampler without scratch memory.
 
 
@@ -164,7 +164,7 @@ class SamplerPool:
 
         ``StorageUnavailable``, before or afterwards, where damage of its graph is known.
         """
-        key = (channel.producer.plan_text, channel.deferred_features)
+        key = (channel.producer.plan_text, channel.deferred_features, channel.interactive)
         source = self._enter()
         idle: _Idle | None = None
         try:
@@ -251,7 +251,13 @@ class SamplerPool:
 def _make(channel: Channel, source: _Source) -> PlanSampler:
     store = source.store
     costs = CostCounter() if store is None else CostCounter(store.wire)
-    return channel.producer.plan.open(source.graph, store, costs=costs, deferred=channel.deferred_features)
+    return channel.producer.plan.open(
+        source.graph,
+        store,
+        costs=costs,
+        deferred=channel.deferred_features,
+        new_nodes=channel.interactive,
+    )
 
 
 class _Idle(NamedTuple):

@@ -266,7 +266,13 @@ class SamplingService:
         inputs = channel.producer.inputs
         task = SampleTask(
             channel=channel,
-            request=read_request(message, inputs, schema=self._graph.schema, limits=self.limits),
+            request=read_request(
+                message,
+                inputs,
+                schema=self._graph.schema,
+                limits=self.limits,
+                interactive=channel.interactive,
+            ),
             fence=message.fence,
             slot=message.slot,
             inline_bytes=min(message.inline_bytes, MAX_INLINE_BYTES),

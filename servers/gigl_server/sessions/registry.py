@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from gigl_loader.errors import FormatError
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.tokens import EVERYTHING
+from gigl_loader.sampling.new_nodes import NewNodes
 from gigl_loader.sampling.plan import differences
 from gigl_loader.sampling.plans import read_plan
 from gigl_loader.sampling.request import BatchRequest
@@ -103,9 +105,17 @@ def check_slot(channel: Channel, slot: int) -> None:
 
 
 def read_request(
-    message: SampleRequest, inputs: Sequence[InputColumn], *, schema: GraphSchema, limits: Limits
+    message: SampleRequest,
+    inputs: Sequence[InputColumn],
+    *,
+    schema: GraphSchema,
+    limits: Limits,
+    interactive: bool = False,
 ) -> BatchRequest:
-    """Return the request for a batch. ``Refusal`` unless its entries fit the plan's ``inputs``."""
+    """Return the request for a batch. ``Refusal`` unless its entries fit the plan's ``inputs``.
+
+    Requests of ``interactive`` channels may bring new nodes.
+    """
     if max(message.epoch, message.batch, message.fence, message.number) >= 2**63:
         raise Refusal(RefusalKind.INVALID, "epoch, batch, fence and number are below 2**63")
     try:
@@ -123,10 +133,20 @@ def read_request(
         raise Refusal(
             RefusalKind.INVALID, f"a batch has 1 to {limits.batch_seeds} seeds, this one {len(request)}"
         )
+    new = None
+    if message.new_nodes:
+        if not interactive:
+            raise Refusal(RefusalKind.INVALID, "only requests of interactive channels bring new nodes")
+        try:
+            new = NewNodes.read(message.new_nodes, schema)
+        except FormatError as error:
+            raise Refusal(RefusalKind.INVALID, str(error)) from None
     for column in inputs:
         if column.node_type is not None:
-            _check_positions(request.inputs[column.name], schema.nodes[column.node_type].count, column)
-    return request
+            count = schema.nodes[column.node_type].count
+            count += 0 if new is None else new.counts[column.node_type]
+            _check_positions(request.inputs[column.name], count, column)
+    return request if new is None else replace(request, new=new)
 
 
 def _check_positions(positions: Array, count: int, column: InputColumn) -> None:
