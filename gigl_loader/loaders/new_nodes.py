@@ -134,7 +134,7 @@ def _node_columns(
         missing = [name for name in wanted if name not in features]
         if missing:
             raise ValueError(
-                f"{what}: the column {missing[0]!r} is missing, which batches have; node_columns= chooses others"
+                f"{what}: the column {missing[0]!r} is missing, which batches have (node_columns=)"
             )
         for name, value in features.items():
             if name not in known:
