@@ -107,7 +107,8 @@ def test_a_served_batch_is_that_of_training_while_training_goes_on(tmp_path: Pat
         # A node like those of class 2, which nobody has seen.
         new = post(f"{url}/predict-new", x=[0.0, 0.0, 1.0, 0.0], neighbors=[2, 6, 10, 14])
         assert new["classes"] == [2]
-        for content in ({"ids": [600]}, {"ids": []}, {"ids": ["a"]}, {"ids": [1], "epoch": -1}):
+        wrong: list[dict[str, Any]] = [{"ids": [600]}, {"ids": []}, {"ids": ["a"]}, {"ids": [1], "epoch": -1}]
+        for content in wrong:
             assert refused(f"{url}/predict", **content)[0] == 422
         assert "unknown node ids" in refused(f"{url}/predict", ids=[600])[1]
         assert "must have the shape" in refused(f"{url}/predict-new", x=[1.0], neighbors=[])[1]
