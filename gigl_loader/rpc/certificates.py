@@ -74,6 +74,11 @@ def check_dates(pem: str, now: datetime.datetime | None = None) -> None:
             )
 
 
+def expiry(pem: bytes) -> float:
+    """Return when the first of the certificates of ``pem`` to expire does so: seconds since 1970."""
+    return min(each.not_valid_after_utc.timestamp() for each in _certificates(pem, "the certificate"))
+
+
 def check_pair(certificate: bytes, key: bytes) -> None:
     """Raise ``ValueError`` unless ``key`` belongs to the first certificate. Both are PEM."""
     from cryptography.hazmat.primitives import serialization

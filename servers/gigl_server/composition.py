@@ -125,6 +125,7 @@ class ServerParts:
                 counters=counters,
                 view=self.health,
                 memory=self.memory.read,
+                certificate=lambda: self.credentials.certificate,
                 audit=audit,
                 tokens=metrics_tokens,
                 tls=credentials if options.metrics_tls else None,

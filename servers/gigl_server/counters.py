@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_left
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -33,6 +34,33 @@ class Totals:
     adopted_bytes: int = 0
     repairs: int = 0
     repaired_bytes: int = 0
+    dropped_frames: int = 0
+
+
+class DurationCounts(NamedTuple):
+    """Histogram of durations."""
+
+    counts: tuple[int, ...]
+    """Durations by interval. Each interval ends with one of ``Durations.BOUNDS_S``; the last has no end."""
+    sum_s: float
+
+
+class Durations:
+    """Counter of durations by interval. Its owner's lock guards it."""
+
+    BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+    """From a small batch of the same host to the time that a batch may take."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(self.BOUNDS_S) + 1)
+        self._sum_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        self._counts[bisect_left(self.BOUNDS_S, seconds)] += 1
+        self._sum_s += seconds
+
+    def read(self) -> DurationCounts:
+        return DurationCounts(tuple(self._counts), self._sum_s)
 
 
 class Counters:

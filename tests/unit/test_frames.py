@@ -14,6 +14,7 @@ import pytest
 
 from gigl_loader.memfile import map_memory
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
+from gigl_server.counters import Counters
 from gigl_server.frames.ring import FrameRing
 from gigl_server.frames.store import BufferPool, FrameStore
 from tests.support.store_service import Clock
@@ -60,7 +61,8 @@ def test_frames_of_a_channel_go_all_or_those_of_older_epochs() -> None:
 
 def test_frames_are_dropped_whose_channel_fetches_none() -> None:
     clock = Clock()
-    shelf = FrameStore(1 << 20, clock)
+    counters = Counters()
+    shelf = FrameStore(1 << 20, clock, counters)
     slow = [put(shelf, A) for _ in range(2)]
     gone = put(shelf, B)
     clock.now += 4
@@ -71,11 +73,13 @@ def test_frames_are_dropped_whose_channel_fetches_none() -> None:
     assert shelf.take(gone, ME) is None
     assert shelf.take(slow[1], ME) is not None
     assert shelf.take(late, ME) is not None
+    assert counters.read().dropped_frames == 1
 
 
 def test_a_job_loses_its_oldest_frame_unless_that_is_new() -> None:
     clock = Clock()
-    shelf = FrameStore(1 << 20, clock)
+    counters = Counters()
+    shelf = FrameStore(1 << 20, clock, counters)
     handles = [put(shelf, B), put(shelf, A), put(shelf, job=YOU)]
     clock.now += 1
     assert not shelf.drop_one(ME, clock.now - 2)
@@ -84,6 +88,7 @@ def test_a_job_loses_its_oldest_frame_unless_that_is_new() -> None:
     assert shelf.drop_one(ME, clock.now)
     assert not shelf.drop_one(ME, clock.now)
     assert shelf.take(handles[2], YOU) is not None
+    assert counters.read().dropped_frames == 2
 
 
 def test_what_is_sent_counts_for_its_job_until_it_was() -> None:

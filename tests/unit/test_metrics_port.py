@@ -6,27 +6,32 @@ import http.client
 import re
 import socket
 import ssl
-from contextlib import contextmanager, suppress
+import time
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gigl_loader.resources import memory_bytes
 from gigl_loader.rpc.credentials import Credentials
+from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.tokens import Token, authorization
 from gigl_server.admission import METRICS_PORT
 from gigl_server.cluster.membership import View
 from gigl_server.config import ServeOptions
-from gigl_server.counters import Counters
+from gigl_server.counters import Counters, Durations
 from gigl_server.ports import metrics as metrics_module
 from gigl_server.ports.metrics import MetricsPort
 from tests.support.certificates import Authority
 from tests.support.leftovers import wait_until
-from tests.support.store_service import service_of
+from tests.support.store_service import Trainer, service_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from gigl_server.sampling.service import SamplingService
 
 AUTHORITY = Authority()
 OLD, NEW = "old-0123456789abcdef", "new-0123456789abcdef"
@@ -39,15 +44,13 @@ def credentials() -> Credentials:
 
 
 @contextmanager
-def port_of(**options: Any) -> Iterator[MetricsPort]:
-    with service_of() as service:
-        port = MetricsPort(
-            "127.0.0.1:0",
-            service=service,
-            counters=Counters(),
-            view=lambda: View(members=(), ready=True, reason=""),
-            **options,
-        )
+def port_of(service: SamplingService | None = None, **options: Any) -> Iterator[MetricsPort]:
+    with nullcontext(service) if service is not None else service_of() as served:
+        given: dict[str, Any] = {
+            "counters": Counters(),
+            "view": lambda: View(members=(), ready=True, reason=""),
+        }
+        port = MetricsPort("127.0.0.1:0", service=served, **given | options)
         try:
             yield port
         finally:
@@ -120,6 +123,72 @@ def test_tokens_and_certificate_are_renewed() -> None:
         assert get(port, "/metrics", OLD, tls=True)[0] == get(port, "/metrics", NEW, tls=True)[0] == 200
         port.renew(credentials(), TOKENS[1:])
         assert get(port, "/metrics", OLD, tls=True)[0] == 401
+
+
+def value(port: MetricsPort, series: str) -> float | None:
+    """Return the value of a series, or ``None`` where there is none."""
+    lines = get(port, "/metrics")[1].splitlines()
+    found = [line.removeprefix(f"{series} ") for line in lines if line.startswith(f"{series} ")]
+    return float(found[0]) if found else None
+
+
+def test_holders_are_counted_for_partitions_of_this_server_and_for_lost_ones() -> None:
+    """Partition 0 is here and on two others, of which one is away; 1 is on another; 2 is on the one away."""
+    parts = {"own:1": (0,), "other:1": (0, 1), "away:1": (0, 2)}
+    members = tuple(
+        Endpoint(host_index=rank, host=name[:-2], control_port=1, data_port=2, partitions=held)
+        for rank, (name, held) in enumerate(parts.items())
+    )
+    view = View(members=members, own="own:1", away=frozenset({"away:1"}), ready=True, reason="")
+    with port_of(view=lambda: view) as port:
+        found = [value(port, f'gigl_partition_holders{{partition="{part}"}}') for part in range(3)]
+        assert found == [2, None, 0]
+        assert value(port, "gigl_servers_away") == 1
+
+
+def test_the_expiry_is_that_of_the_certificate_in_use() -> None:
+    shown = [credentials().certificate, b""]
+    name = "gigl_certificate_expiry_timestamp_seconds"
+    with port_of(certificate=lambda: shown[0]) as port:
+        found = value(port, name)
+        assert found is not None
+        assert 0.9 < (found - time.time()) / 86_400 < 1.1
+        shown[0] = AUTHORITY.sign(days=(-1.0, 5.0))[0]
+        assert (value(port, name) or 0) - found > 3.9 * 86_400
+        shown[0] = b""
+        assert value(port, name) is None
+
+
+def test_batches_are_counted_by_their_duration_and_kind() -> None:
+    with service_of() as service, port_of(service) as port:
+        for kind, batches in (("batch", 3), ("interactive", 2)):
+            trainer = Trainer(service, key=kind, interactive=kind == "interactive")
+            for batch in range(batches):
+                trainer.ask(batch)
+                trainer.answers.next()
+        for of in ("waiting", "sampling"):
+            name = f"gigl_batch_{of}_seconds"
+            for kind, batches in (("batch", 3), ("interactive", 2)):
+                assert value(port, f'{name}_bucket{{kind="{kind}",le="+Inf"}}') == batches
+                assert value(port, f'{name}_count{{kind="{kind}"}}') == batches
+            sums = [value(port, f'{name}_sum{{kind="{kind}"}}') or 0 for kind in ("batch", "interactive")]
+            assert sum(sums) == pytest.approx(value(port, f"gigl_{of}_seconds_total"))
+
+
+def test_intervals_of_durations_end_with_their_bound() -> None:
+    durations = Durations()
+    for seconds in (0.0, 0.0005, 0.0006, 30.0, 31.0):
+        durations.add(seconds)
+    counts, sum_s = durations.read()
+    assert counts == (2, 1, *[0] * 12, 1, 1)
+    assert sum_s == pytest.approx(61.0011)
+
+
+def test_limits_of_memory_are_those_of_the_service() -> None:
+    with service_of(memory=4 << 30, frame_bytes=1 << 30) as service, port_of(service) as port:
+        assert value(port, 'gigl_memory_limit_bytes{of="frames"}') == 1 << 30
+        assert value(port, 'gigl_memory_limit_bytes{of="rings"}') == 2 << 30
+        assert value(port, 'gigl_memory_limit_bytes{of="process"}') == memory_bytes()
 
 
 @pytest.mark.slow

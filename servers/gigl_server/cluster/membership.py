@@ -174,6 +174,8 @@ class View:
 
     members: tuple[Endpoint, ...]
     """Servers known so far, by rank, this one included."""
+    own: str = ""
+    """Control address of this server. Empty before a port is bound."""
     membership: int = 0
     """Version of ``members``."""
     away: frozenset[str] = frozenset()
@@ -209,6 +211,7 @@ class Readiness:
         version, members = discovery.membership.snapshot()
         return View(
             members=members,
+            own=discovery.membership.own.control_address,
             membership=version,
             away=discovery.membership.away,
             ready=not reason,

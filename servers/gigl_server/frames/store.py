@@ -148,7 +148,7 @@ class FrameStore:
         self, nbytes: int, clock: Callable[[], float] = time.monotonic, counters: Counters | None = None
     ) -> None:
         """``nbytes`` is the memory of all frames. Frames in transit may take a quarter of it for one job, and
-        the quota of one owner. ``counters`` count frames that are fetched."""
+        the quota of one owner. ``counters`` count frames that are fetched, and that are dropped before."""
         self._nbytes = nbytes
         self._most_bytes_to_a_job = nbytes // _SENT_SHARE
         self._clock = clock
@@ -276,6 +276,7 @@ class FrameStore:
             ]
             for handle, ready in old:
                 self._remove(handle, ready)
+        self._counters.add(dropped_frames=len(old))
         return len(old)
 
     def drop_one(self, job: bytes, than: float) -> bool:
@@ -285,6 +286,7 @@ class FrameStore:
             if oldest is None or oldest[1].since >= than:
                 return False
             self._remove(*oldest)
+        self._counters.add(dropped_frames=1)
         return True
 
     def clear(self) -> None:

@@ -7,22 +7,28 @@ last byte of its reply; 32 connections, 16 of one address; 16 KiB for the reques
 from __future__ import annotations
 
 import logging
+import resource
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.utils import floatToGoString
 
-from gigl_loader.rpc.certificates import server_context
+from gigl_loader.resources import memory_bytes
+from gigl_loader.rpc.certificates import expiry, server_context
 from gigl_loader.rpc.endpoint import Address
 from gigl_loader.rpc.tokens import matching_token, shown_form
 from gigl_server.admission import METRICS_PORT, Identity, Quota
+from gigl_server.counters import Durations
 from gigl_server.logs import AuditLog
 from gigl_server.preflight import check_free
 
@@ -37,7 +43,7 @@ if TYPE_CHECKING:
     from gigl_server.sampling.service import SamplingService, ServiceLoad
 
 _LOGGER = logging.getLogger(__name__)
-_Family = CounterMetricFamily | GaugeMetricFamily
+_Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 _MAX_HEADER_BYTES = 16 << 10
 _TEXT = "text/plain; charset=utf-8"
 
@@ -51,8 +57,11 @@ class LoadCollector:
         counters: Counters,
         view: Callable[[], View],
         memory: Callable[[], Mapping[str, int]],
+        certificate: Callable[[], bytes],
     ) -> None:
-        self._service, self._counters, self._view, self._memory = service, counters, view, memory
+        self._service, self._counters, self._view = service, counters, view
+        self._memory, self._certificate = memory, certificate
+        self._process_memory = memory_bytes()
 
     def describe(self) -> Iterator[_Family]:
         """Yield families without values: registering must not collect."""
@@ -62,8 +71,15 @@ class LoadCollector:
         load, view = self._service.load(), self._view()
         yield _gauge("ready", "1 while the server serves", int(view.ready))
         yield _gauge("servers", "Servers of the cluster that are known", len(view.members))
+        yield _gauge("servers_away", "Those of them that do not answer", len(view.away))
+        yield _of_holders(view)
+        yield _of_certificate(self._certificate())
         yield from _of_server(load)
+        yield from _of_durations(load)
         yield _of_memory(self._memory())
+        yield self._memory_limits()
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+        yield _counter("major_page_faults", "Reads of mapped files that had to wait for the disk", faults)
         totals = self._counters.read()
         yield _counter("data_requests", "Requests to the data port", totals.calls)
         yield _counter("data_received_bytes", "Bodies of requests", totals.bytes_in)
@@ -77,9 +93,17 @@ class LoadCollector:
         yield _counter(
             "gathering_cpu_seconds", "CPU time of gathering rows for other servers", totals.gathering_s
         )
+        text = "Frames dropped before they were fetched: forgotten, or for a job that waited for memory"
+        yield _counter("dropped_frames", text, totals.dropped_frames)
         yield from _of_calls(self._counters)
         yield from _of_channels(load)
         yield from _of_peers(view)
+
+    def _memory_limits(self) -> _Family:
+        text = "Limits of memory: of frames and rings, and of the whole process (machine or control group)"
+        limits = self._service.limits
+        kinds = {"frames": limits.frame_memory, "rings": limits.ring_memory, "process": self._process_memory}
+        return _by_kind("memory_limit_bytes", text, kinds)
 
 
 def _of_server(load: ServiceLoad) -> Iterator[_Family]:
@@ -110,11 +134,48 @@ def _of_server(load: ServiceLoad) -> Iterator[_Family]:
 
 
 def _of_memory(kinds: Mapping[str, int]) -> _Family:
-    text = "Memory of the process beyond its start, by kind of object"
-    metric = GaugeMetricFamily("gigl_memory_bytes", text, labels=("of",))
-    for kind, nbytes in kinds.items():
-        metric.add_metric((kind,), nbytes)
+    return _by_kind("memory_bytes", "Memory of the process beyond its start, by kind of object", kinds)
+
+
+def _of_holders(view: View) -> _Family:
+    """Return the holders of the partitions of this server, and of those that no server holds now.
+
+    The series of all servers together are as many as there are copies of partitions, not their square.
+    """
+    text = "Servers that hold a partition and answer: of partitions that are here, or that no server holds"
+    metric = GaugeMetricFamily("gigl_partition_holders", text, labels=("partition",))
+    answering = [each for each in view.members if each.control_address not in view.away]
+    holders = Counter(part for each in answering for part in each.partitions)
+    own = {part for each in view.members if each.control_address == view.own for part in each.partitions}
+    lost = {part for each in view.members for part in each.partitions} - holders.keys()
+    for part in sorted(own | lost):
+        metric.add_metric((str(part),), holders[part])
     return metric
+
+
+def _of_certificate(pem: bytes) -> _Family:
+    text = "When the certificate of this server expires, in seconds since 1970"
+    metric = GaugeMetricFamily("gigl_certificate_expiry_timestamp_seconds", text)
+    if pem:
+        metric.add_metric((), expiry(pem))
+    return metric
+
+
+_DURATION_TEXTS = {
+    "waiting": "Time from a request to the beginning of its batch",
+    "sampling": "Time from the beginning of a batch to its end",
+}
+
+
+def _of_durations(load: ServiceLoad) -> Iterator[_Family]:
+    bounds = [*map(floatToGoString, Durations.BOUNDS_S), "+Inf"]
+    for of, text in _DURATION_TEXTS.items():
+        metric = HistogramMetricFamily(f"gigl_batch_{of}_seconds", text, labels=("kind",))
+        for (name, kind), found in load.durations.items():
+            if name == of:
+                buckets = list(zip(bounds, accumulate(found.counts), strict=True))
+                metric.add_metric((kind,), buckets, found.sum_s)
+        yield metric
 
 
 _CALL_METRICS = (
@@ -179,6 +240,13 @@ def _of_peers(view: View) -> Iterator[_Family]:
         yield metric
 
 
+def _by_kind(name: str, text: str, kinds: Mapping[str, int]) -> _Family:
+    metric = GaugeMetricFamily(f"gigl_{name}", text, labels=("of",))
+    for kind, nbytes in kinds.items():
+        metric.add_metric((kind,), nbytes)
+    return metric
+
+
 def _gauge(name: str, text: str, value: float) -> _Family:
     return GaugeMetricFamily(f"gigl_{name}", text, value=value)
 
@@ -198,20 +266,22 @@ class MetricsPort:
         counters: Counters,
         view: Callable[[], View],
         memory: Callable[[], Mapping[str, int]] = dict,
+        certificate: Callable[[], bytes] = bytes,
         audit: AuditLog | None = None,
         tokens: Sequence[Token] = (),
         tls: Credentials | None = None,
     ) -> None:
         """Listen at ``HOST:PORT``; port 0 selects a free one. ``OSError`` where that fails.
 
-        ``memory`` returns bytes by kind of object (``MemoryAccount.read``).
+        ``memory`` returns bytes by kind of object (``MemoryAccount.read``), ``certificate`` the PEM of the
+        server's certificate; empty without TLS.
         With ``tokens``, callers of ``/metrics`` must show one of them. With ``tls``, the port speaks TLS with
         its certificate.
         """
         address = Address.parse(where)
         check_free(address)
         registry = CollectorRegistry()
-        registry.register(LoadCollector(service, counters, view, memory))
+        registry.register(LoadCollector(service, counters, view, memory, certificate))
         ProcessCollector(registry=registry)
         self._server = _Server((address.host, address.port), registry, view, audit or AuditLog())
         self._tls = tls is not None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.tokens import EVERYTHING
 from gigl_server.admission import Quota
+from gigl_server.counters import Durations
 from gigl_server.sampling.fair_queue import FairQueue
 from gigl_server.sampling.frame_maker import FrameShares
 from gigl_server.sampling.time_slices import TICK_S, TimeSlices
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from gigl_server.sampling.sampler_pool import Scratch
     from gigl_server.sessions.channel import Channel, SampleTask
 
+DURATIONS = ("waiting", "sampling")
+"""Durations that are counted: of a request until its batch begins, and of the batch."""
+KINDS = ("batch", "interactive")
+"""Kinds of channels, by ``Channel.interactive``."""
 _LOOK_AGAIN_S = 0.02  # Polled: finalizers that free memory must not take locks, and so cannot notify.
 
 
@@ -46,6 +51,8 @@ class Scheduler:
     ) -> None:
         """``lock`` guards the channels. ``grant_of`` returns the quotas of an owner's token."""
         self.totals = ChannelTotals()
+        self.durations = {(of, kind): Durations() for of in DURATIONS for kind in KINDS}
+        """Of sampled batches. Guarded by the lock."""
         self.last_turn = clock()
         """When a thread last began a batch."""
         self._lock = lock
@@ -157,7 +164,7 @@ class Scheduler:
             result = self._result(task, made)
             if result.in_slot or result.handle or result.frame is not None:
                 channel.totals.add(result)
-                self.totals.add(result)
+                self._count(result, KINDS[channel.interactive])
             else:
                 channel.totals.sampling_s += task.ran_s
                 self.totals.sampling_s += task.ran_s
@@ -270,6 +277,11 @@ class Scheduler:
             task.channel.overflows = made.overflows
         unfinished = again or made.stopped or (made.overflows and not made.nbytes)
         return unfinished and not task.is_stale() and self._refusal is None
+
+    def _count(self, result: Result, kind: str) -> None:
+        self.totals.add(result)
+        self.durations["waiting", kind].add(result.waiting_s)
+        self.durations["sampling", kind].add(result.sampling_s)
 
     def _check_open(self, channel: Channel) -> None:
         if self._refusal is not None:

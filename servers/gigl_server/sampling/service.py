@@ -34,13 +34,13 @@ from gigl_server.sessions.registry import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from gigl_loader.graph.graph import Graph
     from gigl_loader.rpc.graph_store_pb2 import SampleRequest
     from gigl_loader.rpc.tokens import Grant
     from gigl_loader.sampling.partitioned import PartitionedStore
-    from gigl_server.counters import Counters
+    from gigl_server.counters import Counters, DurationCounts
     from gigl_server.frames.ring import FrameRing
     from gigl_server.sessions.channel import Channel, ChannelOptions
 
@@ -82,6 +82,8 @@ class ServiceLoad:
     channels: tuple[ChannelLoad, ...]
     topology_partitions: int
     """Partitions whose topology is mapped, its own among them."""
+    durations: Mapping[tuple[str, str], DurationCounts]
+    """Durations of batches, by ``DURATIONS`` and ``KINDS`` of the scheduler."""
 
 
 class SamplingService:
@@ -332,6 +334,7 @@ class SamplingService:
                 self._sessions.num_producers,
                 self._scheduler.totals,
             )
+            durations = {name: each.read() for name, each in self._scheduler.durations.items()}
         return ServiceLoad(
             workers=self._num_threads,
             busy=self._scheduler.busy,
@@ -346,6 +349,7 @@ class SamplingService:
             waiting_s=totals.waiting_s,
             channels=channels,
             topology_partitions=len(self._graph.topology_parts),
+            durations=durations,
         )
 
     def held_bytes(self) -> dict[str, int]:
