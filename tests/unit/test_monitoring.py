@@ -21,40 +21,20 @@ from gigl_client import RemoteDistDataset
 from gigl_loader import DistNeighborLoader
 from tests.support.clusters import addresses_of, servers_of
 from tests.support.learnable import learnable_graph
+from tests.support.monitoring import MONITORING, RANGES, dashboard, expressions, rules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-MONITORING = Path(__file__).parents[2] / "deploy/monitoring"
 OF_PROMETHEUS = {"job", "instance"}
 """Labels that Prometheus adds to each series. A label ``job`` of ours is ``exported_job`` there."""
-RANGE = {"$__rate_interval": "5m"}
 
 pytestmark = pytest.mark.skipif(not MONITORING.exists(), reason="the tests were copied without deploy/")
 needs_promtool = pytest.mark.skipif(not shutil.which("promtool"), reason="needs promtool")
 
 
-def rules() -> list[dict[str, Any]]:
-    groups = yaml.safe_load((MONITORING / "rules.yaml").read_text())["groups"]
-    return [rule for group in groups for rule in group["rules"]]
-
-
-def dashboard() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((MONITORING / "dashboard.json").read_text())
-    return found
-
-
-def expressions() -> Iterator[tuple[str, str]]:
-    """Yield each expression of rules and dashboard with the name of its rule or panel."""
-    for rule in rules():
-        yield rule.get("alert") or rule["record"], rule["expr"]
-    for panel in dashboard()["panels"]:
-        for target in panel.get("targets", []):
-            yield panel["title"], target["expr"]
-
-
 def selectors(expression: str) -> list[promql_parser.VectorSelector]:
-    for variable, value in RANGE.items():
+    for variable, value in RANGES.items():
         expression = expression.replace(variable, value)
     found: list[promql_parser.VectorSelector] = []
 
@@ -223,7 +203,7 @@ def test_panels_fill_the_page_without_overlap() -> None:
 def test_panels_name_the_variables_of_the_dashboard() -> None:
     found = dashboard()
     variables = {each["name"] for each in found["templating"]["list"]}
-    used = set(re.findall(r"\$\{?(\w+)", json.dumps(found))) - {name.removeprefix("$") for name in RANGE}
+    used = set(re.findall(r"\$\{?(\w+)", json.dumps(found))) - {name.removeprefix("$") for name in RANGES}
     assert used == variables
 
 
