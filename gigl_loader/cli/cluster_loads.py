@@ -7,7 +7,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -57,6 +57,13 @@ class ServerLoad:
         return ""
 
 
+class LoadWarning(NamedTuple):
+    """Warning for the operator, in one line."""
+
+    severity: Literal["error", "warning"]
+    text: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loads:
     """All servers, by rank."""
@@ -66,15 +73,26 @@ class Loads:
     graph: str
     servers: tuple[ServerLoad, ...]
 
+    @property
+    def warnings(self) -> list[LoadWarning]:
+        """Faults of servers, and partitions that have no holder that answers, or one left."""
+        faults = [
+            LoadWarning("error", f"{rank} {each.address}: {each.notice}")
+            for rank, each in enumerate(self.servers)
+            if each.notice
+        ]
+        return [*faults, *_holders(self)]
+
     def to_json(self) -> dict[str, Any]:
         """Return what ``--json`` prints."""
         servers = [
             {"rank": rank, "address": each.address, "partitions": list(each.partitions)}
-            | ({"error": each.notice} if each.notice else {})
+            | ({"error": each.notice, "away": each.away} if each.notice else {})
             | each.load
             for rank, each in enumerate(self.servers)
         ]
-        return {"graph": self.graph, "servers": servers}
+        warnings = [each._asdict() for each in self.warnings]
+        return {"graph": self.graph, "at_s": self.at, "warnings": warnings, "servers": servers}
 
 
 class Looker:
@@ -149,6 +167,7 @@ def _repeated(field: Any) -> bool:
 
 _MAX_CHANNELS = 40
 _WIDE = 120
+_COLORS = {"error": "red", "warning": "yellow"}
 _WIDE_NAMES = ("ready MB", "partitions", "jobs", "batches", "CPU s", "refused")
 
 
@@ -160,10 +179,8 @@ def tables(loads: Loads, before: Loads | None, *, width: int) -> Iterator[Table 
     earlier = {each.address: each for each in before.servers} if before else {}
     seconds = loads.at - before.at if before else 0.0
     yield _servers(loads, earlier, seconds, wide=width >= _WIDE)
-    for rank, each in enumerate(loads.servers):
-        if each.notice:
-            yield f"[red]{rank} {each.address}: {_escaped(each.notice)}"
-    yield from _holders(loads)
+    for warning in loads.warnings:
+        yield f"[{_COLORS[warning.severity]}]{_escaped(warning.text)}"
     yield from _topology(loads)
     yield from _rows(loads, earlier, seconds)
     if any(each.load.get("channels") for each in loads.servers):
@@ -172,17 +189,19 @@ def tables(loads: Loads, before: Loads | None, *, width: int) -> Iterator[Table 
         yield _peers(loads)
 
 
-def _holders(loads: Loads) -> Iterator[str]:
-    """Yield a line for partitions without an answering holder, and one for partitions with one copy left."""
+def _holders(loads: Loads) -> Iterator[LoadWarning]:
+    """Yield a warning for partitions without an answering holder, and one for those with one left."""
     known = Counter(part for each in loads.servers for part in each.partitions)
     here = Counter(part for each in loads.servers if not each.error for part in each.partitions)
     none = sorted(part for part in known if not here[part])
     last = sorted(part for part in known if here[part] == 1) if max(known.values(), default=0) > 1 else []
-    for parts, color, count in ((none, "red", "no holder"), (last, "yellow", "one holder")):
+    kinds: tuple[tuple[list[int], Literal["error", "warning"], str], ...]
+    kinds = ((none, "error", "no holder"), (last, "warning", "one holder"))
+    for parts, severity, count in kinds:
         if parts:
             several = "partitions" if len(parts) > 1 else "partition"
             verb = "have" if len(parts) > 1 else "has"
-            yield f"[{color}]{several} {', '.join(map(str, parts))} {verb} {count} that answers"
+            yield LoadWarning(severity, f"{several} {', '.join(map(str, parts))} {verb} {count} that answers")
 
 
 def _topology(loads: Loads) -> Iterator[str]:

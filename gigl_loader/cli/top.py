@@ -13,7 +13,7 @@ from gigl_loader.cli.errors import importing
 from gigl_loader.cli.options import CallerOptions, grouped
 
 if TYPE_CHECKING:
-    from gigl_loader.cli.cluster_loads import Loads
+    from gigl_loader.cli.cluster_loads import Loads, Looker
 
 
 @grouped
@@ -22,6 +22,15 @@ def top(
     *,
     once: Annotated[bool, typer.Option("--once", help="Print one table and end.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document and end.")] = False,
+    web: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            metavar="PORT",
+            help="Show a page at this port of 127.0.0.1 (0: any free one), and print its link.",
+        ),
+    ] = None,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 1.0,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for every answer.")] = 5.0,
     credentials: CallerOptions,
@@ -31,6 +40,8 @@ def top(
         from gigl_loader.cli.cluster_loads import Looker
         from gigl_server.logs import quiet_grpc
     quiet_grpc()
+    if sum((once, json, web is not None)) > 1:
+        raise ValueError("--once, --json and --web exclude each other: give one of them")
 
     caller = credentials.caller()
     with Looker(address, caller, timeout) as looker:
@@ -38,6 +49,8 @@ def top(
             print(json_module.dumps(looker.look().to_json()))
         elif once:
             _print(looker.look())
+        elif web is not None:
+            _serve(looker, port=web, interval_s=interval)
         else:
             with suppress(KeyboardInterrupt):  # That is how one ends it.
                 _follow(looker, interval)
@@ -50,6 +63,16 @@ def _print(loads: Loads) -> None:
     console = table_console()
     for table in tables(loads, None, width=console.width):
         console.print(table)
+
+
+def _serve(looker: Looker, *, port: int, interval_s: float) -> None:
+    """Serve the page until Ctrl-C. Fails at once where no server answers, or the caller is refused."""
+    from gigl_loader.cli.top_web import TopServer
+
+    looker.look()
+    with TopServer(looker.look, port=port, interval_s=interval_s) as server, suppress(KeyboardInterrupt):
+        print(f"open {server.link} in a browser of this machine; Ctrl-C ends it", flush=True)
+        server.serve()
 
 
 def _follow(looker: Any, interval: float) -> None:
