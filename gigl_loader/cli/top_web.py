@@ -92,9 +92,10 @@ class _Cached:
         """Return what ``top --json`` prints. Raises as ``Looker.look``."""
         with self.lock:
             if time.monotonic() >= self.until:
-                began = time.monotonic()
                 self.text = json.dumps(self.look().to_json())
-                self.until = began + self.interval_s / 2  # Pages wait an interval after each reply.
+                # Pages wait an interval after each reply. From the end of the look: a page that gave up on a
+                # slow one, and sent its request again, gets its result.
+                self.until = time.monotonic() + self.interval_s / 2
             return self.text
 
 
