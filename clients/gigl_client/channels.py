@@ -10,7 +10,7 @@ import threading
 import time
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -306,8 +306,13 @@ class Channel:
             return "none"
         return "direct" if self.opened.deferred_features else "through"
 
-    def __str__(self) -> str:
+    @cached_property
+    def name(self) -> str:
+        """The server and its address, for messages and ledgers."""
         return str(self.server.endpoint)
+
+    def __str__(self) -> str:
+        return self.name
 
 
 def may_pass(error: Exception) -> bool:

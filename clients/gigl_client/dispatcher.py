@@ -389,6 +389,7 @@ class Dispatcher:
                     frame = strip_traceback(frame)
                 else:
                     self._channels.received(frame.nbytes)
+                    frame.served_by = sent.channel.name
                 for other in self._in_flight.land(sent, frame, time.monotonic()):
                     self._cancel_late(other)
                 self._go_on()

@@ -62,12 +62,16 @@ _MAX_MESSAGE = 4_000
 class Frame:
     """One batch in ``buffer`` (1-D uint8). Its arrays are views; they keep the buffer alive."""
 
-    __slots__ = ("_batch", "_epoch", "buffer", "layout")
+    __slots__ = ("_batch", "_epoch", "buffer", "layout", "served_by")
 
-    def __init__(self, buffer: Bytes, layout: Layout) -> None:
-        """Trust ``layout``. Bytes that this process did not write go through ``FrameSchema.parse``."""
+    def __init__(self, buffer: Bytes, layout: Layout, served_by: str = "") -> None:
+        """Trust ``layout``. Bytes that this process did not write go through ``FrameSchema.parse``.
+
+        ``served_by``: the worker or storage server that sampled the batch; empty for this process.
+        """
         self.buffer = buffer
         self.layout = layout
+        self.served_by = served_by
         self._epoch = int(layout.metadata["epoch"])
         self._batch = int(layout.metadata["batch"])
 

@@ -43,13 +43,14 @@ def build_app() -> typer.Typer:
     from gigl_loader.cli.inspect import inspect
     from gigl_loader.cli.local_cluster import local_cluster
     from gigl_loader.cli.partition import partition
+    from gigl_loader.cli.replay import replay
     from gigl_loader.cli.serve import serve
     from gigl_loader.cli.top import top
 
     app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(_options)
     for command in (
-        *(partition, import_glt, index, inspect, fetch),
+        *(partition, import_glt, index, inspect, fetch, replay),
         *(serve, adopt, local_cluster, top),
         *(demo, bench, doctor),
     ):

@@ -11,7 +11,7 @@ import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias
 
 import torch
 from typing_extensions import TypedDict
@@ -366,6 +366,17 @@ class FixedArguments:
                 remedy = "it follows from the arguments of the loader"
             raise AttributeError(f"{self.name}: {name} is fixed at construction: {remedy}")
         super().__setattr__(name, value)
+
+    def _set(self, **attributes: Any) -> None:
+        """Assign what users cannot assign once the loader is built."""
+        vars(self).update(attributes)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{self.name} cannot be pickled or copied: it owns processes and memory of this process; "
+            "build a loader in the process that uses it (torch.multiprocessing.spawn: in the function; "
+            "Lightning: in train_dataloader()), and carry its state_dict() over"
+        )
 
     def _is_settled(self, name: str) -> bool:
         """Whether a name is an argument of the loader, or follows from its arguments."""

@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Iterator
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from typing_extensions import Self, Unpack
@@ -30,6 +30,7 @@ from gigl_loader.loaders.dataset import Dataset, DatasetOfLoader, check_dataset,
 from gigl_loader.loaders.dequantize import dequantizing
 from gigl_loader.loaders.input_times import request_alone, without_past
 from gigl_loader.loaders.inputs import SeedNodes, read_seed_nodes, read_seed_weights, seed_draw
+from gigl_loader.loaders.ledger import Ledger, run_digests
 from gigl_loader.loaders.placement import Placement, PlacementOptions
 from gigl_loader.loaders.stream import (
     BatchPipeline,
@@ -57,8 +58,6 @@ logger = logging.getLogger(__name__)
 
 _IDLE_S = 600.0
 """In an interactive session, a loader that is not used for so long ends its workers until it is."""
-
-_DIGITS = 16  # Of a digest: enough to tell graphs apart, short enough for a message.
 
 
 class BaseDistLoader(FixedArguments):
@@ -106,6 +105,7 @@ class BaseDistLoader(FixedArguments):
     shuffle: bool
     topology: Topology
     """Where this process stands among the trainers."""
+    _made_with: dict[str, Any]
     _sampling = SamplerArguments()
     _has_warned = False
 
@@ -242,8 +242,7 @@ class BaseDistLoader(FixedArguments):
     def set_epoch(self, epoch: int) -> None:
         """Let the next ``iter()`` begin ``epoch``, as ``DistributedSampler`` does.
 
-        Not needed: epochs follow each other by themselves. A state that was loaded stays where it is of this
-        epoch.
+        Not needed: epochs follow each other by themselves. A loaded state of this epoch stays where it is.
         """
         epoch = whole_epoch(epoch)
         pending = self._epochs.pending
@@ -259,10 +258,10 @@ class BaseDistLoader(FixedArguments):
         and options that load it, on any number of ranks and with any number of workers, go on with the very
         next batch. With ``in_order=False``, each of several ranks needs its own.
         """
-        run = {"run_seed": self.seed, "made_with": self._made_with}
-        return states.state_of(
-            self._epochs.current, self._schedule, run, in_order=self._options.workers.in_order
-        )
+        digests = run_digests(self.plan, self._made_with, self.dataset.graph_digest)
+        run = {"run_seed": self.seed, "made_with": self._made_with, "digests": digests}
+        in_order = self._options.workers.in_order
+        return states.state_of(self._epochs.current, self._schedule, run, in_order=in_order)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next ``iter()``, or ``next(loader)``, go on where ``state`` was taken.
@@ -306,8 +305,20 @@ class BaseDistLoader(FixedArguments):
         rows = {"rows": self._rows.read()}  # Where the source does not count them.
         return {**rows, **self._frames.stats(), **self._pipeline.stats()}
 
+    def ledger(self, path: str | os.PathLike[str]) -> Ledger:
+        """Write a line, with digests, for every batch of the epochs from now on; return the :class:`Ledger`.
+
+        A file of the same run goes on, after ``load_state_dict``; of another run it is a ``ValueError``, and
+        ``FormatError`` where it was changed. ``gigl-loader replay`` makes its batches again.
+        """
+        self._check_usable()
+        self._pipeline.close_ledger()
+        self._pipeline.ledger = ledger = Ledger(self, path)
+        return ledger
+
     def shutdown(self) -> None:
         """End the sampling processes. Calling it again does nothing; ``state_dict`` still works."""
+        self._pipeline.close_ledger()
         self._frames.close()
         self._singles.close()
 
@@ -321,13 +332,6 @@ class BaseDistLoader(FixedArguments):
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            f"{self.name} cannot be pickled or copied: it owns processes and memory of this process; "
-            "build a loader in the process that uses it (torch.multiprocessing.spawn: in the function; "
-            "Lightning: in train_dataloader()), and carry its state_dict() over"
-        )
 
     def __repr__(self) -> str:
         state = "" if self._frames.is_open else ", shut down"
@@ -349,10 +353,6 @@ class BaseDistLoader(FixedArguments):
         self._placement = placement
         self._set(name=placement.name, sharding=placement.sharding, topology=placement.topology)
 
-    def _set(self, **attributes: Any) -> None:
-        """Assign what users cannot assign once the loader is built."""
-        vars(self).update(attributes)
-
     def _transfer(self) -> Transfer:
         """Return the transfer to the device of the options, by default that of this local rank."""
         options, rank = self._options, self.topology.local_rank
@@ -369,7 +369,7 @@ class BaseDistLoader(FixedArguments):
                 "draw specification": draws.DRAW_SPECIFICATION,
                 "seed": self.seed,
                 "loader": type(self).__name__,
-                "graph": self.dataset.graph_digest[:_DIGITS],
+                "graph": self.dataset.graph_digest[:16],  # Enough to tell graphs apart, short in a message.
             }
         )
         with self._placement.telling_failures():

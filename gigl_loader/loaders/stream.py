@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gigl_loader.channel.frame import Frame
     from gigl_loader.loaders.base import BaseDistLoader
     from gigl_loader.loaders.dataset import Dataset
+    from gigl_loader.loaders.ledger import Ledger
     from gigl_loader.loaders.state import Place
     from gigl_loader.loaders.transfer import FrameTensors, Transfer
     from gigl_loader.sampling.frame_schema import FrameSchema
@@ -49,9 +50,13 @@ class BatchPipeline:
         """Batches made."""
         self.counted: Counter[str] = Counter()
         """Sums of the counters of their frames."""
+        self.ledger: Ledger | None = None
+        """Records the batches."""
 
     def make(self, frame: Frame, collate: Callable[[FrameTensors], Any]) -> Any:
         """Return the batch of a frame."""
+        if self.ledger is not None:
+            self.ledger.begin(frame)  # First: a transform may change the arrays where they lie.
         times = [time.perf_counter()]
         tensors = self.transfer.load(frame)
         times.append(time.perf_counter())
@@ -64,7 +69,14 @@ class BatchPipeline:
             self.seconds[step] += end - begin
         self.batches += 1
         self.counted.update(frame.counters)
+        if self.ledger is not None:
+            self.ledger.write()
         return batch
+
+    def close_ledger(self) -> None:
+        """Record no further batch."""
+        if self.ledger is not None:
+            self.ledger.close()
 
     def stats(self) -> dict[str, Any]:
         """Return the counters of batches, and seconds by step."""

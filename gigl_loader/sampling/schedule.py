@@ -271,19 +271,23 @@ class Schedule:
         """Return a batch of ``epoch`` on this rank. ``ValueError`` unless ``0 <= batch < num_batches``."""
         if not 0 <= batch < self.num_batches:
             raise ValueError(f"batch {batch} of an epoch of {self.num_batches}")
-        span = self.span(batch)
-        index = (
-            self._order_of(epoch)[span.start : span.stop]
-            if self.shuffle
-            else np.arange(span.start, span.stop, dtype=np.int64)
-        )
-        number = self.origin + batch * self.shard.world_size + self.shard.rank
-        return replace(self.request_of(index, epoch), batch=batch, number=number)
+        index = self.entries(epoch, self.span(batch))
+        return replace(self.request_of(index, epoch), batch=batch, number=self.number_in_epoch(batch))
+
+    def number_in_epoch(self, batch: int) -> int:
+        """Return the number of a batch of this rank among those of all ranks."""
+        return self.origin + batch * self.shard.world_size + self.shard.rank
 
     def request_of(self, index: Int64Array, epoch: int) -> BatchRequest:
         """Return a request for the entries ``index``, int64 [B], each in ``[0, num_entries)``."""
         inputs = {name: column[index] for name, column in self.inputs.items()}
         return BatchRequest(epoch, 0, index if self.places is None else self.places[index], inputs)
+
+    def entries(self, epoch: int, span: range) -> Int64Array:
+        """Return the entries that stand at ``span`` in the order of an epoch, int64 [B]."""
+        if not self.shuffle:
+            return np.arange(span.start, span.stop, dtype=np.int64)
+        return self._order_of(epoch)[span.start : span.stop]
 
     def span(self, batch: int) -> range:
         """Return where the entries of a batch of this rank stand in the order of an epoch."""

@@ -235,7 +235,7 @@ class WindowedSource:
         else:
             self._to_take -= 1
             # Copied, so that its slot is free: many skeletons are kept.
-            skeleton = Frame(frame.buffer[: frame.nbytes].copy(), frame.layout)
+            skeleton = Frame(frame.buffer[: frame.nbytes].copy(), frame.layout, frame.served_by)
             if not self._skeleton_size and self._batch_bytes is not None:
                 self._make_room(pipeline.completion.layout(skeleton).nbytes, self._batch_bytes)
             self._skeleton_size = max(self._skeleton_size, skeleton.nbytes)

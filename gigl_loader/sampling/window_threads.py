@@ -374,7 +374,7 @@ class WindowThreads:
         if self.resident is not None:
             self.resident.write(split, layout, buffer)
             self.resident_rows += sum(each.num_resident for each in split.values())
-        return Frame(buffer, layout)
+        return Frame(buffer, layout, skeleton.frame.served_by)
 
     def _memory(self, nbytes: int) -> Bytes:
         slot = self.slots.take(self.slots.span(nbytes))

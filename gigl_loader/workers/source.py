@@ -327,6 +327,7 @@ class WorkerSource:
         if (frame.epoch, frame.batch) != (self._epoch, batch):
             raise FormatError(f"frame: batch {frame.batch} of epoch {frame.epoch} in place of {batch}")
         frame.raise_failure()
+        frame.served_by = f"worker {delivery.handle.worker}"
         return frame
 
     def _request_again(self, delivery: Delivery) -> Exception:

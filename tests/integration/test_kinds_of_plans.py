@@ -25,6 +25,7 @@ from gigl_loader import (
     RandomWalkSamplerOptions,
 )
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, EdgeSplits
+from gigl_loader.loaders.replay import Recording, Replay
 from gigl_loader.partition import GraphTables, build_graph, tables_from_pyg
 from tests.support.clusters import addresses_of, check_same, servers_of
 from tests.support.pyg_graphs import weighted
@@ -497,3 +498,28 @@ def test_a_state_of_another_plan_is_refused(stored: Stored, kind: Kind) -> None:
         pytest.raises(ValueError, match=kind.difference),
     ):
         other.load_state_dict(state)
+
+
+def test_ledgers_are_equal_in_every_mode_and_are_replayed_in_every_other(
+    stored: Stored, kind: Kind, tmp_path: Path
+) -> None:
+    build_graph(tables_of(stored.data, hetero=stored.hetero), tmp_path / "whole")
+    whole = DistDataset.open(tmp_path / "whole")
+    with RemoteDistDataset.connect(stored.address, timeout=60) as remote:
+        recordings = []
+        datasets: list[tuple[str, Any]] = [("here", whole), ("store", remote)]
+        for name, dataset in datasets:
+            with _loader(dataset, stored, kind, num_workers=int(name == "store")) as loader:
+                loader.ledger(tmp_path / name)
+                list(islice(loader, 2))
+            recordings.append(Recording.read(tmp_path / name, lambda *_: True))
+        told = [
+            [(each.batch, each.fields["request"], each.fields["frame"]) for each in recording.chosen]
+            for recording in recordings
+        ]
+        assert told[0] == told[1]
+        assert len(told[0]) == 2
+        others: list[Any] = [remote, stored.dataset]
+        for recording, dataset in zip(recordings, others, strict=True):
+            with Replay(recording, dataset, allowed_samplers={HALVED, HARD}, timeout_s=60) as replay:
+                assert [replay.compare(each).differs for each in recording.chosen] == [(), ()]

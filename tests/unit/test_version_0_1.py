@@ -59,7 +59,9 @@ def test_a_state_goes_on_by_its_own_draws_with_the_batch_that_came_next(
     loader = _loader()
     loader.load_state_dict(WRITTEN["state"])
     assert _digest(next(loader)) == WRITTEN["next_batch"]
-    assert loader.state_dict() == {**WRITTEN["state"], "format": 2, "batches": 3, "draws": 1}
+    state = loader.state_dict()
+    assert state.pop("digests").keys() == {"run", "plan", "graph"}
+    assert state == {**WRITTEN["state"], "format": 2, "batches": 3, "draws": 1}
 
 
 def test_a_plan_is_read_and_written_as_it_was() -> None:
