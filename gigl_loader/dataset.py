@@ -390,6 +390,7 @@ class DistDataset(GraphQueries):
             shared=request.shared,
             memory=request.memory,
             deferred=request.has_deferred_features,
+            spans=request.spans,
             **peers,
         )
 
@@ -404,7 +405,12 @@ class DistDataset(GraphQueries):
             )
             check = self._graph.verifier.check
             return InlineSource(
-                sampler, request.schedule, channel_bytes=channel_bytes, check=check, memory=request.memory
+                sampler,
+                request.schedule,
+                channel_bytes=channel_bytes,
+                check=check,
+                memory=request.memory,
+                spans=request.spans,
             )
         store = self._store_of_loader(request)
         return InlineSource(
@@ -420,6 +426,7 @@ class DistDataset(GraphQueries):
             store=store,
             check=self._graph.verifier.check,
             memory=request.memory,
+            spans=request.spans,
         )
 
     def _store_of_loader(self, request: SourceRequest, *, threads: int = 1) -> PartitionedStore:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -191,8 +192,8 @@ class ChannelPool:
         channel.tries_since = time.monotonic()
         channel.down_since = channel.down_since or channel.tries_since
         thread = threading.Thread(
-            target=self._make,
-            args=(channel, before, pause_s),
+            target=copy_context().run,
+            args=(self._make, channel, before, pause_s),
             name=f"open channel at {channel.server.rank}",
             daemon=True,
         )

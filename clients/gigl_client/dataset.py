@@ -401,8 +401,7 @@ class RemoteDistDataset(GraphQueries):
     def open_source(self, request: SourceRequest) -> BatchSource:
         """Return the source of a loader's batches: its producer on every server.
 
-        The first rank to open a loader creates its producers. The other ranks wait for it, and raise the same
-        error where it fails.
+        The first rank to open a loader creates its producers. Other ranks wait for it, and raise its error.
         """
         self._cluster.check_usable()
         prefetch = request.store.prefetch_size
@@ -439,6 +438,7 @@ class RemoteDistDataset(GraphQueries):
             timeout_s=request.timeout_s,
             rank=request.topology.rank,
             world_size=request.topology.world_size,
+            spans=request.spans,
         )
         try:
             source.wait_until_up(request.timeout_s)

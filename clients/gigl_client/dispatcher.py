@@ -228,9 +228,7 @@ class Dispatcher:
 
         failure: Exception | None = None
         try:
-            arrival = sent.channel.server.connection.sample(
-                message, read, timeout_s=self._call_s, cancellation=sent.cancellation
-            )
+            arrival = sent.send(message, read, self._call_s)
         except Exception as error:
             failure = strip_traceback(error)  # Else a cycle with this frame would keep the memory of frames.
         with self._changed:

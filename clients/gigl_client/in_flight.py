@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from gigl_client.channels import may_pass
 from gigl_loader.errors import SamplingError, StorageUnavailable
@@ -16,11 +17,16 @@ from gigl_loader.rpc.reply_stream import MAX_INLINE_BYTES
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from gigl_client.channel_pool import ChannelPool
     from gigl_client.channels import Channel, OpenChannel
     from gigl_loader.channel.frame import Frame
+    from gigl_loader.rpc.reply_stream import ReplyStream
     from gigl_loader.sampling.request import BatchRequest
+    from gigl_loader.tracing import BatchSpans, OpenSpan
+
+Result = TypeVar("Result")
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -41,6 +47,21 @@ class InFlightRequest:
     """Checks for which its server had no such request."""
     checks_silent: int = 0
     """Checks that timed out."""
+    span: OpenSpan | None = None
+    """Of the batch, where the program traces."""
+
+    def send(self, message: bytes, read: Callable[[ReplyStream], Result], timeout_s: float) -> Result:
+        """Send the request, and return ``read(reply)``. Raises what ``Connection.sample`` does."""
+        sample = self.channel.server.connection.sample
+        endpoint, ended = self.channel.server.endpoint, self.cancellation
+        if self.span is None:
+            return sample(message, read, timeout_s=timeout_s, cancellation=ended)
+        with self.span.request("gigl.request", server_address=endpoint.host, server_port=endpoint.data_port):
+            return sample(message, read, timeout_s=timeout_s, cancellation=ended)
+
+    def step(self, name: str) -> AbstractContextManager[Any]:
+        """Return a context that is a step of the batch, where the program traces."""
+        return nullcontext() if self.span is None else self.span.step(name)
 
     def message(self) -> bytes:
         """Return the request as it is sent."""
@@ -91,10 +112,11 @@ class Failing(NamedTuple):
 class InFlight:
     """Batches of the current epoch. Not thread-safe: guarded by the lock of the dispatcher."""
 
-    def __init__(self, num_batches: int, *, in_order: bool) -> None:
+    def __init__(self, num_batches: int, *, in_order: bool, spans: BatchSpans | None = None) -> None:
         self.num_batches = num_batches
         """Of the epoch that starts next."""
         self._in_order = in_order
+        self._spans = spans
         self._hedging = Hedging()
         self.fence = 0
         self.epoch = -1
@@ -165,6 +187,8 @@ class InFlight:
             call: Call[InFlightRequest] = Call(_KIND, self._hedging, most=_MAX_AT_ONCE)
             batch = self._batches[number] = _Batch(sent.request, call)
             self._next_batch = number + 1
+        if self._spans is not None:
+            sent.span = self._spans.begin(sent.request.epoch, number)
         batch.call.started(sent)
         sent.channel.load += 1
 
@@ -230,6 +254,8 @@ class InFlight:
             other.channel.load -= 1
         sent.channel.allowance += 1
         self.has_first = True
+        if self._spans is not None and isinstance(frame, Exception):
+            self._spans.end(self.epoch, sent.request.batch, frame)
         self._ready[sent.request.batch] = frame, sent.channel
         return others
 

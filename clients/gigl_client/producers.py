@@ -15,6 +15,7 @@ import threading
 import time
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from typing import TYPE_CHECKING
 
 from gigl_loader.errors import FormatError, GiglError, SamplingError, StorageUnavailable
@@ -174,7 +175,7 @@ class _Creation:
         """
         self._began = time.monotonic()
         with ThreadPoolExecutor(min(len(self._servers), _MAX_AT_ONCE)) as threads:
-            tasks = [threads.submit(self._create_on, server) for server in self._servers]
+            tasks = [threads.submit(copy_context().run, self._create_on, server) for server in self._servers]
             try:
                 pending = set(tasks)
                 while pending and not self._is_enough():

@@ -200,14 +200,15 @@ class Receiver:
             )
         memory = self._memory(sent, nbytes, scratch)
         try:
-            fetch_frame(
-                sent.channel.server.connection,
-                handle,
-                nbytes,
-                memory,
-                timeout_s=self._fetch_s,
-                cancellation=sent.cancellation,
-            )
+            with sent.step("gigl.fetch"):
+                fetch_frame(
+                    sent.channel.server.connection,
+                    handle,
+                    nbytes,
+                    memory,
+                    timeout_s=self._fetch_s,
+                    cancellation=sent.cancellation,
+                )
         except (Damaged, Gone):  # The server has it no more.
             raise
         except StorageUnavailable as error:
@@ -235,7 +236,8 @@ class Receiver:
         deferred = _expected(sent, self._completion.parse(memory))
         layout = self._completion.layout(deferred)
         complete = self._buffers.lend(layout.nbytes)
-        self._completion.write(deferred, layout, complete, self._features)
+        with sent.step("gigl.gather"):
+            self._completion.write(deferred, layout, complete, self._features)
         return Frame(complete, layout)
 
 

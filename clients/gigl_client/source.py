@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.plan import BatchPlan
     from gigl_loader.sampling.request import BatchRequest
     from gigl_loader.sampling.schedule import Schedule
+    from gigl_loader.tracing import BatchSpans
 
 _ROWS_S = 60.0
 """Timeout of a request for deferred features. The batch is then retried: only few threads may wait."""
@@ -64,6 +65,7 @@ class RemoteSource:
         timeout_s: float = 300.0,
         rank: int = 0,
         world_size: int = 1,
+        spans: BatchSpans | None = None,
     ) -> None:
         """Start to open a channel to each server of the rank. Returns before they are open.
 
@@ -118,7 +120,7 @@ class RemoteSource:
             timeout_s=timeout_s,
         )
         self._changed = threading.Condition(threading.RLock())
-        self._in_flight = InFlight(schedule.num_batches, in_order=in_order)
+        self._in_flight = InFlight(schedule.num_batches, in_order=in_order, spans=spans)
         self._channels = ChannelPool(
             cluster.servers,
             config,

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gigl_loader.arrays import Bytes
+    from gigl_loader.tracing import OpenSpan
 
 MAX_HEADER_BYTES = 1 << 20
 """Limit of a frame's header, enough for some 7,000 arrays. The record of a failure has up to 300 KiB."""
@@ -62,7 +63,7 @@ _MAX_MESSAGE = 4_000
 class Frame:
     """One batch in ``buffer`` (1-D uint8). Its arrays are views; they keep the buffer alive."""
 
-    __slots__ = ("_batch", "_epoch", "buffer", "layout", "served_by")
+    __slots__ = ("_batch", "_epoch", "buffer", "layout", "served_by", "span")
 
     def __init__(self, buffer: Bytes, layout: Layout, served_by: str = "") -> None:
         """Trust ``layout``. Bytes that this process did not write go through ``FrameSchema.parse``.
@@ -72,6 +73,8 @@ class Frame:
         self.buffer = buffer
         self.layout = layout
         self.served_by = served_by
+        self.span: OpenSpan | None = None
+        """Of the batch that is made of the frame, where the program traces."""
         self._epoch = int(layout.metadata["epoch"])
         self._batch = int(layout.metadata["batch"])
 

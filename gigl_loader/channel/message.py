@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _LARGEST = 256
 _FDS_PER_MESSAGE = 128  # The kernel takes 253.
 _REQUEST = struct.Struct("<6Q")
-_RESPONSE = struct.Struct("<13Q")
+_RESPONSE = struct.Struct("<15Q")
 _COUNT = struct.Struct("<Q")
 _FD = array("i")
 
@@ -91,14 +91,21 @@ class Response(NamedTuple):
     unavailable: int = 0
     """1 where the frame records a ``StorageUnavailable``: the batch may be requested again."""
     spent: Spent = NOTHING
+    began_ns: int = 0
+    """When the request was started: by ``time.perf_counter_ns``, one clock for all processes of a host."""
+    gathering_ns: int = 0
+    """Of ``sampling_ns``, for the frame."""
 
     def pack(self) -> bytes:
-        return _RESPONSE.pack(*self[:6], *self.spent)
+        return _RESPONSE.pack(*self[:6], *self.spent, self.began_ns, self.gathering_ns)
 
     @classmethod
     def unpack(cls, data: bytes) -> Response:
-        result, request_slot, slot, nbytes, sampling_ns, unavailable, *spent = _fields(_RESPONSE, data)
-        return cls(result, request_slot, slot, nbytes, sampling_ns, unavailable, Spent(*spent))
+        result, request_slot, slot, nbytes, sampling_ns, unavailable, *rest = _fields(_RESPONSE, data)
+        spent, began_ns, gathering_ns = Spent(*rest[:-2]), *rest[-2:]
+        return cls(
+            result, request_slot, slot, nbytes, sampling_ns, unavailable, spent, began_ns, gathering_ns
+        )
 
 
 def _fields(form: struct.Struct, data: bytes) -> tuple[int, ...]:

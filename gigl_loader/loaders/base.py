@@ -2,8 +2,7 @@
 
 A loader is made of parts with a file each: its options (``arguments``), its place among the ranks of a
 process group (``placement``), the input (``inputs``), epochs and state (``state``), the source of frames
-(``stream``), and the way of a frame to a batch (``transfer``, ``collate``). The dataset makes the source, so
-the loader does not know the mode: sampling in this process, in processes of this host, or by storage servers.
+(``stream``), and the way of a frame to a batch (``transfer``, ``collate``). The dataset makes the source.
 """
 
 from __future__ import annotations
@@ -47,6 +46,7 @@ from gigl_loader.sampling.request import SEEDS_WITHOUT_PAST, BatchRequest
 from gigl_loader.sampling.schedule import Schedule
 from gigl_loader.sampling.source import SourceRequest
 from gigl_loader.topology import Topology
+from gigl_loader.tracing import BatchSpans
 
 if TYPE_CHECKING:
     from gigl_loader.loaders.dataset import NodeDirectory, SizedDataset
@@ -120,8 +120,7 @@ class BaseDistLoader(FixedArguments):
         given = with_defaults(type(self), options)
         check_dataset(dataset)
         self.dataset = cast("SizedDataset", dataset)
-        rank_options = PlacementOptions.read(type(self).__name__, given, self.resolve_runtime)
-        self._take(Placement.find(rank_options))
+        self._take(Placement.find(PlacementOptions.read(type(self).__name__, given, self.resolve_runtime)))
         with self._placement.telling_failures():
             self._options = checked = CheckedOptions.read(given)
             dataset.check_options(checked.store)
@@ -430,7 +429,7 @@ class BaseDistLoader(FixedArguments):
         request = self._source_request()
         # A displayed loader is kept by the history of a notebook. Ranks start and end together.
         idle_s = _IDLE_S if request.alone and hasattr(sys, "ps1") else None
-        self._frames = FrameStream(partial(self.dataset.open_source, request), idle_s=idle_s)
+        self._frames = FrameStream(partial(self.dataset.open_source, request), request.spans, idle_s=idle_s)
 
     def _single_batch(self, request: BatchRequest) -> Any:
         pipeline = BatchPipeline(self._pipeline.transfer, self._options.transform)  # Not in ``stats``.
@@ -452,6 +451,7 @@ class BaseDistLoader(FixedArguments):
             alone=self._placement.agreement is None,
             start_gap_s=self._options.start_gap_s,
             shared=self._options.shared,
+            spans=BatchSpans.found(self.name),
         )
 
     def _begin(self, place: states.Place) -> Progress:

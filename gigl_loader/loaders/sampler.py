@@ -12,6 +12,7 @@ from collections import Counter, deque
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -313,6 +314,7 @@ class _Call:
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
         self._future: Future[Any] = Future()
+        self._context = copy_context()  # Its span of OpenTelemetry is that of the caller.
         self._waits_for = "its turn"
         self._lock = threading.Lock()
         self._batches: SingleBatches | None = None
@@ -346,7 +348,7 @@ class _Call:
                 return
             self._batches = batches
         try:
-            settle = partial(self._future.set_result, self._made(batches))
+            settle = partial(self._future.set_result, self._context.run(self._made, batches))
         except BaseException as error:
             settle = partial(self._future.set_exception, error)
         with self._lock:

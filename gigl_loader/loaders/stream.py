@@ -18,6 +18,7 @@ from gigl_loader.errors import SamplingError, StorageUnavailable, WorkerDied
 from gigl_loader.options import FeatureOptions, StoreOptions
 from gigl_loader.sampling.request import SEEDS_WITHOUT_PAST
 from gigl_loader.sampling.schedule import OneBatch
+from gigl_loader.tracing import BatchSpans
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +37,7 @@ _LOGGER = logging.getLogger(__name__)
 _ORIGINS = ("device", "cache", "memory", "disk", "wire")
 """Of rows."""
 _STEPS = ("copying", "collating", "transforming")
+_STEP_SPANS = ("gigl.copy", "gigl.collate", "gigl.transform")
 
 
 class BatchPipeline:
@@ -54,7 +56,18 @@ class BatchPipeline:
         """Records the batches."""
 
     def make(self, frame: Frame, collate: Callable[[FrameTensors], Any]) -> Any:
-        """Return the batch of a frame."""
+        """Return the batch of a frame. Ends the span of the batch, where it has one."""
+        if frame.span is None:
+            return self._made(frame, collate)[0]
+        with frame.span.ending() as span:
+            batch, times = self._made(frame, collate)
+            steps = _STEP_SPANS[: 3 if self._transform is not None else 2]
+            for step, (began, ended) in zip(steps, itertools.pairwise(times), strict=False):
+                span.record(step, began, ended)
+            return batch
+
+    def _made(self, frame: Frame, collate: Callable[[FrameTensors], Any]) -> tuple[Any, list[float]]:
+        """Return the batch of a frame, and when each step began, and the last one ended."""
         if self.ledger is not None:
             self.ledger.begin(frame)  # First: a transform may change the arrays where they lie.
         times = [time.perf_counter()]
@@ -71,7 +84,7 @@ class BatchPipeline:
         self.counted.update(frame.counters)
         if self.ledger is not None:
             self.ledger.write()
-        return batch
+        return batch, times
 
     def close_ledger(self) -> None:
         """Record no further batch."""
@@ -175,14 +188,21 @@ class FrameStream:
     A source samples ahead in one epoch; turning to another drops what it has ahead.
     """
 
-    def __init__(self, open_source: Callable[[], BatchSource], *, idle_s: float | None = None) -> None:
+    def __init__(
+        self,
+        open_source: Callable[[], BatchSource],
+        spans: BatchSpans | None = None,
+        *,
+        idle_s: float | None = None,
+    ) -> None:
         """The source is closed with the stream, and when the stream is collected.
 
         With ``idle_s`` it is also closed when no batch was requested for so many seconds, and opened again
-        by the next request.
+        by the next request. ``spans`` are those of its batches, where the program traces.
         """
         self._open_source = open_source
         self._idle_s = idle_s
+        self.spans = spans
         self._in_use = threading.Lock()
         """Held by the thread that uses the source, and by the one that closes it for being idle."""
         self.seconds_waiting = 0.0
@@ -197,6 +217,8 @@ class FrameStream:
         """Close the source. Closing twice is fine."""
         self.is_open = False
         self._close()
+        if self.spans is not None:
+            self.spans.leave()
 
     def stats(self) -> dict[str, Any]:
         """Return the counters of the latest source, also when it is closed, and seconds of waiting for it."""
@@ -213,6 +235,8 @@ class FrameStream:
             self._open()
         if self._progress is not progress:
             self._progress = None  # If this is interrupted, the source is in an unknown epoch.
+            if self.spans is not None:
+                self.spans.leave()
             self.source.start_epoch(progress.epoch, progress.first, progress.origin)
             self._progress = progress
             self._to_come = self.source.num_batches - progress.first
@@ -236,6 +260,8 @@ class FrameStream:
             self._last_used = time.monotonic()
             waited = time.perf_counter() - began
             self.seconds_waiting += waited
+        if frame is not None and self.spans is not None:
+            frame.span = self.spans.take(frame.epoch, frame.batch, began)
         if frame is not None:
             _LOGGER.debug("batch %d of epoch %d after %.1f ms", frame.batch, progress.epoch, 1e3 * waited)
         return frame
@@ -297,8 +323,10 @@ class SingleBatches:
     def __init__(self, open_source: Callable[[SourceRequest], BatchSource], like: SourceRequest) -> None:
         """``like``: the request of a loader for its epochs."""
         self._schedule = OneBatch(run_seed=like.schedule.run_seed)
+        self.spans = BatchSpans.found(like.name, of_calls=True)
         request = replace(
             like,
+            spans=self.spans,
             schedule=self._schedule,
             num_workers=0,
             store=StoreOptions(),
@@ -339,15 +367,22 @@ class SingleBatches:
         with self._in_use:
             source, end = self._opened()
             self._schedule.asked = request
+            began = time.perf_counter()
+            if self.spans is not None:
+                self.spans.begin(request.epoch, request.batch, began)
             try:
                 source.start_epoch(request.epoch)
-                return source.receive(self._timeout_s if timeout_s is None else timeout_s)
-            except (SamplingError, TimeoutError):
+                frame = source.receive(self._timeout_s if timeout_s is None else timeout_s)
+            except Exception as error:
+                if self.spans is not None:
+                    self.spans.end(request.epoch, request.batch, error)
+                if not isinstance(error, (SamplingError, TimeoutError)):
+                    self._source = None
+                    end()
                 raise
-            except Exception:
-                self._source = None
-                end()
-                raise
+            if self.spans is not None:
+                frame.span = self.spans.take(frame.epoch, frame.batch, began)
+            return frame
 
     def interrupt(self) -> threading.Thread | None:
         """Close the source while a thread waits for it, whose ``receive`` then raises.

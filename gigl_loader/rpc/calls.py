@@ -15,6 +15,8 @@ import threading
 import time
 from collections import deque
 from contextlib import contextmanager, nullcontext
+from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from gigl_loader.errors import SamplingError, strip_traceback
@@ -101,7 +103,7 @@ class AttemptThreads:
         self._closed = False
 
     def run(self, job: Callable[[], None]) -> None:
-        """Run a job in a thread, under the stop flag of the caller.
+        """Run a job in a thread, under the stop flag and in the context (``contextvars``) of the caller.
 
         ``RuntimeError`` where the system has no thread to give, or after ``close``.
         """
@@ -114,7 +116,7 @@ class AttemptThreads:
                 self._count += 1
                 self._free += 1
             self._free -= 1
-        self._jobs.put((job, flag))
+        self._jobs.put((partial(copy_context().run, job), flag))
 
     def close(self) -> None:
         """End every thread after its job. Does not wait."""

@@ -6,6 +6,7 @@ All errors of the native connections are translated here.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -31,9 +32,10 @@ from gigl_loader.rpc.reply_stream import ReplyStream, Scratch
 from gigl_loader.rpc.tokens import JOB_HEADER
 from gigl_loader.sampling.store import WireCounts
 from gigl_loader.tensors import Layout
+from gigl_loader.tracing import trace_headers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
@@ -67,6 +69,11 @@ class PooledConnection:
         """End the call that uses the connection, from any thread. No later call uses it."""
         self.cancelled = True
         self.client.cancel()
+
+
+def header_text(headers: Iterable[tuple[str, str]]) -> bytes:
+    """Return the header text of a request."""
+    return "".join(f"{name}: {value}\n" for name, value in headers).encode()
 
 
 class ConnectionPool:
@@ -144,8 +151,7 @@ class ConnectionPool:
             self._has_tls = True
         client = DataClient(self._endpoint.host, self._endpoint.data_port, self._tls if parts else None)
         headers = (*self._caller.headers, *(((JOB_HEADER, self._job),) if self._job else ()))
-        text = "".join(f"{name}: {value}\n" for name, value in headers)
-        return PooledConnection(client, text.encode(), self._generation)
+        return PooledConnection(client, header_text(headers), self._generation)
 
     def _use(self, caller: Caller) -> None:
         """Show what ``caller`` has from the next call on. Under the lock."""
@@ -395,7 +401,10 @@ class Connection:
         if connection.is_new:
             connection.connect(max(deadline - began, 0.001))
         left = max(deadline - time.monotonic(), 0.001)
-        refused, nbytes, membership = client.call(connection.header, request, left, asks_batch)
+        header = connection.header
+        if "opentelemetry.trace" in sys.modules:
+            header += header_text(trace_headers())
+        refused, nbytes, membership = client.call(header, request, left, asks_batch)
         self._contact = Contact.ESTABLISHED if not refused else self._contact
         if membership not in (0, self._heard) and self.on_membership is not None:
             self._heard = membership

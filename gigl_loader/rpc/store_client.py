@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -49,6 +50,7 @@ from gigl_loader.rpc.server_proof import (
     view_proof,
 )
 from gigl_loader.rpc.tokens import JOB_HEADER
+from gigl_loader.tracing import trace_headers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -356,7 +358,8 @@ class StoreClient:
 
     def _headed(self, name: str, request: Any, *headers: tuple[str, str]) -> tuple[tuple[str, str], ...]:
         """Return the headers of a call, with checksums of its message and of themselves."""
-        metadata = (*self._metadata, (CHECKSUM_HEADER, message_checksum(request)), *headers)
+        traced = trace_headers() if "opentelemetry.trace" in sys.modules else ()
+        metadata = (*self._metadata, (CHECKSUM_HEADER, message_checksum(request)), *headers, *traced)
         return (*metadata, (HEAD_CHECKSUM_HEADER, head_checksum(CALLS[name][0], metadata)))
 
     def check_reply(self, name: str, reply: Any, trailers: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
+from contextvars import copy_context
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -286,7 +287,7 @@ class _Round:
     """One round of store calls. Remote calls start in the pool; local calls run here, once all are added.
 
     Waits for all of them, also after an error: a late call would write into another batch's memory. All of
-    them work under the stop flag of this thread.
+    them work under the stop flag and in the context (``contextvars``) of this thread.
     """
 
     def __init__(self, pool: ThreadPoolExecutor | None, *, one_call_here: bool = False) -> None:
@@ -304,7 +305,7 @@ class _Round:
             return
         self._held.append(job)
         if len(self._held) > self._most_held:
-            self._away.append(self._pool.submit(_under, self._flag, self._held.pop(0)))
+            self._away.append(self._pool.submit(copy_context().run, _under, self._flag, self._held.pop(0)))
 
     def __enter__(self) -> Self:
         return self

@@ -6,6 +6,7 @@ One contract suite (``tests/contract``) runs against every implementation of ``B
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from gigl_loader.shared import SharedTensors
     from gigl_loader.tensors import Layout
     from gigl_loader.topology import Topology
+    from gigl_loader.tracing import BatchSpans
 
 _INLINE_SLOTS = 8
 
@@ -70,6 +72,8 @@ class SourceRequest:
     """Memory of the trainer's device, of which rows take ``features.device_bytes`` at most."""
     memory: FeatureMemory | None = None
     """Where features are read from: the dataset's decision."""
+    spans: BatchSpans | None = None
+    """Those of its batches, where the program traces."""
 
     @property
     def has_deferred_features(self) -> bool:
@@ -174,6 +178,7 @@ class InlineSource:
         store: PartitionedStore | None = None,
         check: Callable[[], None] | None = None,
         memory: FeatureMemory | None = None,
+        spans: BatchSpans | None = None,
     ) -> None:
         """``channel_bytes`` of address space are set aside for frames; memory is committed when touched.
 
@@ -188,6 +193,7 @@ class InlineSource:
         self._store = store
         self._check = check
         self._memory_told = features_told(memory)
+        self._spans = spans
         self._slots: SlotPool | None = private_slots(channel_bytes, _INLINE_SLOTS)
         self._epoch = -1
         self._position = schedule.num_batches
@@ -222,6 +228,8 @@ class InlineSource:
         except Exception as error:
             record = Failure.of(error, epoch=self._epoch, batch=self._position, worker=None)
             if not isinstance(error, StorageUnavailable):
+                if self._spans is not None:
+                    self._spans.end(self._epoch, self._position, error)
                 self._position += 1
             raise record.error() from error
         finally:
@@ -271,10 +279,13 @@ class InlineSource:
             time.sleep(pause)
 
     def _sample(self, slots: SlotPool) -> Frame:
-        sampled = self._sampler.sample(self._schedule.request(self._epoch, self._position))
+        span = None if self._spans is None else self._spans.begin(self._epoch, self._position)
+        with nullcontext() if span is None else span.step("gigl.sample"):
+            sampled = self._sampler.sample(self._schedule.request(self._epoch, self._position))
         layout = sampled.layout
         buffer = self._memory(slots, layout.nbytes)
-        sampled.write(buffer)
+        with nullcontext() if span is None else span.step("gigl.gather"):
+            sampled.write(buffer)
         return Frame(buffer, layout)
 
     def _memory(self, slots: SlotPool, nbytes: int) -> Bytes:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.rows import RowReader
     from gigl_loader.sampling.source import BatchSource, SourceRequest
+    from gigl_loader.tracing import BatchSpans
 
 FRAMES_IN_USE = 3
 """Whole frames besides: one is being written, the trainer has one and takes another."""
@@ -65,6 +66,7 @@ class WindowedSource:
         origin: str = "disk",
         wire: Callable[[], WireCounts] = WireCounts,
         resident: ResidentRows | None = None,
+        spans: BatchSpans | None = None,
     ) -> None:
         """``inner`` delivers frames with deferred features, and is closed with this source.
 
@@ -94,6 +96,7 @@ class WindowedSource:
             skeleton_bytes=skeleton_bytes,
             timeout_s=timeout_s,
             resident=resident,
+            spans=spans,
         )
         self._end = weakref.finalize(self, _end, self._pipeline, inner, self._pid)
 
@@ -372,6 +375,7 @@ def _windows(
         origin=origin,
         wire=wire,
         resident=resident,
+        spans=request.spans,
     )
 
 

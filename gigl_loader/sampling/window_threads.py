@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.frame_writer import Completion
     from gigl_loader.sampling.resident import ResidentRows, Split
     from gigl_loader.sampling.store import GatherRequest
+    from gigl_loader.tracing import BatchSpans
 
 _MAX_WINDOW = 64
 FRAMES_AHEAD = 2
@@ -79,8 +80,10 @@ class WindowThreads:
         skeleton_bytes: int,
         timeout_s: float,
         resident: ResidentRows | None = None,
+        spans: BatchSpans | None = None,
     ) -> None:
         self.resident = resident
+        self._spans = spans
         self.resident_rows = 0
         """Rows of batches that were on the device."""
         self.completion = completion
@@ -368,7 +371,11 @@ class WindowThreads:
         assert skeleton.window is not None
         source = _FromCache(self.cache, skeleton.window.planned.slots[skeleton.number], split)
         write = partial(self.completion.write, skeleton.frame, layout, buffer, source)
+        began = time.perf_counter()
         error = self._error_of(generation, write)
+        if self._spans is not None and generation == self.generation:
+            span = self._spans.begin(skeleton.frame.epoch, skeleton.frame.batch)
+            span.record("gigl.gather", began, time.perf_counter())
         if error is not None:
             return self._failure(error, skeleton)
         if self.resident is not None:

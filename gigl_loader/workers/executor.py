@@ -97,19 +97,24 @@ class Executor:
         with self._underway.entered(request):
             try:
                 sampled: SampledBatch = sampler.sample(self._batch_request(request))
+                drawn = time.perf_counter_ns()
                 slot, fd = self._place(sampled)
             except Exception as error:
                 unavailable = isinstance(error, StorageUnavailable)
                 sampled = Failure.of(error, epoch=request.epoch, batch=request.batch, worker=self._worker)
+                drawn = time.perf_counter_ns()
                 slot, fd = self._place(sampled)
+        ended = time.perf_counter_ns()
         response = Response(
             Result.FRAME if fd is None else Result.OVERSIZE,
             request.request_slot,
             slot,
             sampled.layout.nbytes,
-            time.perf_counter_ns() - began,
+            ended - began,
             unavailable,
             self._spent(),
+            began_ns=began,
+            gathering_ns=ended - drawn,
         ).pack()
         if fd is None:
             self._link.send(response)

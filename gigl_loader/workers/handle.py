@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.arrays import Bytes
     from gigl_loader.sampling.request import BatchRequest
+    from gigl_loader.tracing import OpenSpan
     from gigl_loader.workers.config import WorkerConfig
 
 
@@ -92,6 +93,14 @@ class Delivery(NamedTuple):
     nbytes: int
     unavailable: bool
     """The frame records a ``StorageUnavailable``: the batch may be requested again."""
+    response: Response
+
+    def record(self, span: OpenSpan) -> None:
+        """Add the steps of the worker to the span of the batch."""
+        began, gathering = self.response.began_ns / 1e9, self.response.gathering_ns / 1e9
+        ended = began + self.response.sampling_ns / 1e9
+        span.record("gigl.sample", began, ended - gathering)
+        span.record("gigl.gather", ended - gathering, ended)
 
 
 class Death(NamedTuple):
@@ -308,7 +317,7 @@ class WorkerHandle:
             self._undelivered += 1
             memory = map_memory(fds[0], response.nbytes)
             return Delivery(
-                self, request.batch, range(0), memory, response.nbytes, bool(response.unavailable)
+                self, request.batch, range(0), memory, response.nbytes, bool(response.unavailable), response
             )
         taken = range(response.slot, response.slot + span)
         there = response.result == Result.FRAME and taken.stop <= len(slots)
@@ -317,7 +326,8 @@ class WorkerHandle:
         self._largest_span = max(self._largest_span, span)
         self._undelivered += 1
         self._finished_slots.update(taken)
-        return Delivery(self, request.batch, taken, None, response.nbytes, bool(response.unavailable))
+        unavailable = bool(response.unavailable)
+        return Delivery(self, request.batch, taken, None, response.nbytes, unavailable, response)
 
     def _lend_apart(self, memory: Bytes) -> Bytes:
         # Each mapping holds a file descriptor, and a process may have only about a thousand of them.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from gigl_loader.channel.frame import Failure
 from gigl_loader.channel.ring import RingLayout
-from gigl_loader.errors import FormatError, WorkerDied, add_note
+from gigl_loader.errors import FormatError, SamplingError, WorkerDied, add_note
 from gigl_loader.processes import is_stopped
 from gigl_loader.resources import naming_channel
 from gigl_loader.retry import Backoff
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.plan import BatchPlan
     from gigl_loader.sampling.schedule import Schedule
     from gigl_loader.shared import SharedTensors
+    from gigl_loader.tracing import BatchSpans
     from gigl_loader.workers.handle import Death, Delivery
 
 LOOK_S = 0.5
@@ -110,6 +111,7 @@ class WorkerSource:
         timeout_s: float = 300.0,
         memory: FeatureMemory | None = None,
         deferred: bool = False,
+        spans: BatchSpans | None = None,
     ) -> None:
         """Start the workers. Returns before they are up; ``receive`` raises if one cannot start.
 
@@ -132,6 +134,7 @@ class WorkerSource:
         self._options = options
         self._timeout_s = timeout_s
         self._detector = StallDetector(timeout_s=timeout_s)
+        self._spans = spans
         self._memory_told = features_told(memory)
         self._pid = os.getpid()
         self._generation = 0
@@ -274,6 +277,8 @@ class WorkerSource:
         try:
             for delivery in handle.deliveries():
                 self._ready[delivery.batch] = delivery
+                if self._spans is not None:
+                    delivery.record(self._spans.begin(self._epoch, delivery.batch))
         except EOFError:
             return False
         return True
@@ -288,6 +293,8 @@ class WorkerSource:
                 batch = heapq.heappop(self._returned)
             else:
                 batch, self._next_batch = self._next_batch, self._next_batch + 1
+            if self._spans is not None:
+                self._spans.begin(self._epoch, batch)
             handle.send(self._schedule.request(self._epoch, batch))
 
     def _awaited(self, deadline: float, timeout: float) -> int:
@@ -326,7 +333,12 @@ class WorkerSource:
         frame = self._frame.parse(memory)
         if (frame.epoch, frame.batch) != (self._epoch, batch):
             raise FormatError(f"frame: batch {frame.batch} of epoch {frame.epoch} in place of {batch}")
-        frame.raise_failure()
+        try:
+            frame.raise_failure()
+        except SamplingError as error:
+            if self._spans is not None:
+                self._spans.end(self._epoch, batch, error)
+            raise
         frame.served_by = f"worker {delivery.handle.worker}"
         return frame
 

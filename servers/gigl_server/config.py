@@ -210,6 +210,12 @@ class ServeOptions:
         "Let the kernel write cores of this process, and its user trace it and read its /proc. A core holds "
         "tokens and keys.",
     )
+    otel: bool = option(
+        False,
+        FLAG,
+        "Export OpenTelemetry spans of requests over OTLP, as the OTEL_ variables say: "
+        "OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_TRACES_SAMPLER ... Needs gigl-loader[otel].",
+    )
     log_file: str | None = option(None, TEXT, "File that the log is appended to.", shown="stderr")
     join_timeout_s: float = option(
         300.0, seconds(0.1), "Seconds to wait for the other servers.", name="join_timeout"
@@ -322,6 +328,8 @@ class ServeOptions:
         for name in ("tls_ca", "tls_client_ca"):
             if getattr(self, name) and not self.tls_cert:
                 raise ValueError(f"{name} without tls_cert: without TLS nothing would be checked")
+        if self.otel and not has_exporter():
+            raise ValueError("otel needs OpenTelemetry: pip install 'gigl-loader[otel]'")
         for name in ("metrics_token_file", "metrics_tls"):
             if getattr(self, name) and not self.metrics:
                 raise ValueError(f"{name} without metrics: say where they are served")
@@ -347,6 +355,16 @@ class ServeOptions:
                 give_tls="give tls_cert and tls_key, or say insecure on a network that you trust",
                 give_token="give token_file, or tls_client_ca, or say insecure on a network that you trust",
             )
+
+
+def has_exporter() -> bool:
+    """Return whether the packages of ``gigl-loader[otel]`` are installed."""
+    from importlib.util import find_spec
+
+    try:
+        return find_spec("opentelemetry.exporter.otlp") is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def data_address_of(control: Address, data_port: int | None) -> Address:

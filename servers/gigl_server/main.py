@@ -14,13 +14,17 @@ from __future__ import annotations
 
 import faulthandler
 import logging
+import os
+import threading
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from gigl_loader.processes import forbid_cores, keep_freed_memory
 from gigl_loader.resources import raise_file_limit
 from gigl_loader.rpc.secret_files import FileWatch
+from gigl_loader.tracing import find_tracer
 from gigl_server.certificate_renewal import Renewal
 from gigl_server.logs import configure_logging
 from gigl_server.partitions.adoption import open_graph
@@ -29,7 +33,7 @@ from gigl_server.server import build_storage_server
 from gigl_server.signals import LET_GO, RELOAD, Signals, leave, leave_within, tell_when, wait_for_word
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from queue import SimpleQueue
 
     from gigl_server.config import ServeOptions
@@ -43,6 +47,12 @@ END_S = 1.8
 """Time from the end of the drain, at a signal, to the forced end of the process."""
 _CLOSE_S = 8.0
 """Timeout of closing everything, however early the drain ended. Each part waits some seconds at most."""
+_FLUSH_S = 1.0
+_PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_EXPORTERS = {
+    "grpc": "opentelemetry.exporter.otlp.proto.grpc.trace_exporter",
+    "http/protobuf": "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+}
 _CANNOT = "cannot become ready"
 _DIED = "a part of the server died"
 
@@ -71,12 +81,15 @@ def run(options: ServeOptions) -> NoReturn:
         prepare_process()
         wait_free(options.listening_addresses)  # Before signals are held: one of them ends the wait.
         signals.hold()
+        flush_spans = export_spans(options, os.environ) if options.otel else None
         with build_storage_server(options, graph=graph, credentials=credentials) as server:
             renewal = Renewal(watch, partial(_renew, server, options))
             reload = partial(_reload, renewal, log)
             drain_s = partial(signals.left_of, options.drain_s)
             code = serve_until_told(server, signals.told, drain_s, reload=reload, look=renewal.look)
             leave_within(_CLOSE_S, code)
+        if flush_spans is not None:
+            flush_spans()
         leave(code)
 
 
@@ -128,6 +141,43 @@ def _renew(server: StorageServer, options: ServeOptions) -> None:
     credentials, metrics_tokens = options.load_credentials(), options.load_metrics_tokens()
     credentials.check_reach(options.address)
     server.renew(credentials, metrics_tokens=metrics_tokens)
+
+
+def export_spans(options: ServeOptions, environment: Mapping[str, str]) -> Callable[[], None]:
+    """Export the spans of this process over OTLP. Return a function that sends what is left, within 1 s.
+
+    ``environment`` has the protocol; OpenTelemetry reads its other variables itself. Does nothing where the
+    process has a tracer provider, as under ``opentelemetry-instrument``.
+    """
+    from opentelemetry import trace
+    from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    if find_tracer() is not None:
+        return lambda: None
+    protocol = next((environment[name] for name in _PROTOCOL_VARIABLES if environment.get(name)), "grpc")
+    if protocol not in _EXPORTERS:
+        raise ValueError(
+            f"{_PROTOCOL_VARIABLES[1]} must be one of {', '.join(_EXPORTERS)}, got {protocol!r:.100}"
+        )
+    own = {
+        "service.name": "gigl-loader",
+        "service.instance.id": f"{options.reachable_host}:{options.address.port}",
+    }
+    resource = Resource.create(own).merge(OTELResourceDetector().detect())  # Variables go before.
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    exporter: Any = import_module(_EXPORTERS[protocol])
+    provider.add_span_processor(BatchSpanProcessor(exporter.OTLPSpanExporter()))
+    trace.set_tracer_provider(provider)
+
+    def flush() -> None:
+        # A thread: a collector that is away would hold the end of the process for longer.
+        ended = threading.Thread(target=provider.shutdown, name="last spans", daemon=True)
+        ended.start()
+        ended.join(_FLUSH_S)
+
+    return flush
 
 
 def prepare_process() -> None:

@@ -39,6 +39,7 @@ VALUES = frozenset(
         "strict_json",
         "tensors",
         "topology",
+        "tracing",
     }
 )
 EVERYTHING = frozenset({""})

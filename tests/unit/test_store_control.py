@@ -527,7 +527,7 @@ def test_seeds_are_kept_once_while_a_call_waits(monkeypatch: pytest.MonkeyPatch)
         done: Any = None
         message: Any = None
 
-        def submit(self, job: bytes, message: Any, done: Any) -> None:
+        def submit(self, job: bytes, message: Any, done: Any, span: Any) -> None:
             self.message, self.done = weakref.ref(message), done
 
     monkeypatch.setattr(

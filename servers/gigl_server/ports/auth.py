@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from functools import lru_cache, partial
 from hashlib import sha256
 from ssl import PEM_cert_to_DER_cert
@@ -15,12 +16,14 @@ from gigl_loader.rpc.checksums import CHECKSUM_HEADER, head_is_whole
 from gigl_loader.rpc.control import ANNOUNCEMENT, status_of
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.server_proof import NONCE
+from gigl_loader.tracing import TRACE_HEADERS, ServedSpan, find_tracer
 from gigl_server.admission import Identity, Quota
 from gigl_server.ports.control_call import ControlCall, MessageReader, handler, header_values
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
 
     from gigl_loader.rpc.credentials import Credentials
     from gigl_server.admission import Access
@@ -67,6 +70,7 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._membership = membership
         self.turns = max(min(_MEMORY_BYTES // message_bytes, _MAX_TURNS), 1)
         self._credentials = credentials
+        self._tracer = find_tracer()
         self._counters = counters
         self._audit = audit
         self._reader = MessageReader(self.turns, self._refuse_late)
@@ -171,7 +175,8 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._counters.add_call("control", _counted_as(call), bytes_in=len(data))
         try:
             # Only the handler holds the message: it may have megabytes, and the call may wait for minutes.
-            reply = handle(request.FromString(data), call)
+            with self._span(call):
+                reply = handle(request.FromString(data), call)
         except DecodeError:
             text = f"the message is no {request.DESCRIPTOR.name}"
             # Callers that send a checksum send a message of this kind: it was damaged.
@@ -184,6 +189,13 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         else:
             if reply is not None:
                 call.reply(reply)
+
+    def _span(self, call: ControlCall) -> AbstractContextManager[Any]:
+        """Return the span of a call whose caller traces, as a context."""
+        if self._tracer is None:
+            return nullcontext()
+        headers = {name: str(values[0]) for name in TRACE_HEADERS if (values := call.headers(name))}
+        return ServedSpan(self._tracer, call.method, headers) if headers else nullcontext()
 
     def _end(self, call: ControlCall) -> None:
         """Handle the end of a call, on gRPC's one thread."""

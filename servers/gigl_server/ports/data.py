@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import lru_cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -16,6 +16,7 @@ from gigl_loader.rpc.graph_requests import frame_handle
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.requests import MAX_REQUEST_BYTES
 from gigl_loader.rpc.tokens import JOB_HEADER, job_key
+from gigl_loader.tracing import ServedSpan, find_tracer, name_served, trace_in
 from gigl_server.admission import DATA_PORT, Identity, share_of_descriptors
 from gigl_server.ports.shares import ByteSemaphore, CallsUnderWay
 
@@ -250,6 +251,7 @@ class DataPort:
         self._frames = frames
         self._samples = samples
         self._audit = audit
+        self._tracer = find_tracer()
         self._callers = DataCallers(credentials)
         self._calls = ByteSemaphore(DATA_PORT.calls, wait_s=0.0, what="calls")
         self._turns = ByteSemaphore(_MAX_TURNS, wait_s=_WAIT_FOR_A_TURN_S, what="turns")
@@ -357,11 +359,21 @@ class DataPort:
         if call.asks_batch and self._samples is not None:
             self._samples.begin(call, caller, known.job, request)
             return
+        if self._tracer is None:
+            self._reply(call, known, request, at_end)
+        else:
+            with ServedSpan(self._tracer, "query", trace_in(call.header)):
+                self._reply(call, known, request, at_end)
+
+    def _reply(self, call: DataCall, known: Known, request: bytes, at_end: ExitStack) -> None:
+        """Send the reply to a request that is no request for a batch. Raises ``Refusal``."""
         handle = frame_handle(request)
         if handle is not None:
+            if self._tracer is not None:
+                name_served("frame")
             self._send(call, [self._frame(known, handle)], None)
             return
-        reply = self._made(call, caller, request)
+        reply = self._made(call, known.identity, request)
         if reply is None:
             return
         at_end.callback(reply.loan.release)
@@ -393,7 +405,8 @@ class DataPort:
 
     def _send(self, call: DataCall, chunks: list[Bytes], crc: int | None) -> None:
         self._counters.add(bytes_out=sum(map(len, chunks)))
-        call.reply(chunks, _REPLY_S, _REPLY_S, crc, self._membership())
+        with nullcontext() if self._tracer is None else self._tracer.start_as_current_span("gigl.send"):
+            call.reply(chunks, _REPLY_S, _REPLY_S, crc, self._membership())
 
     def _frame(self, known: Known, handle: bytes) -> Bytes:
         """Return a frame, which its array keeps in memory."""

@@ -35,6 +35,7 @@ from gigl_loader.rpc.request_reader import text_arrays
 from gigl_loader.rpc.requests import EdgeListRequest, Ping, SplitRequest, parse
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.store import EdgeRequest, FeatureRequest, InducedRequest, NeighborRequest
+from gigl_loader.tracing import find_tracer, name_served
 from gigl_server.frames.store import BufferPool
 from gigl_server.ports.shares import ByteSemaphore
 
@@ -291,6 +292,7 @@ class Queries:
     ) -> None:
         """``access`` has the rights of tokens. ``None``: every token has all."""
         self._access = access
+        self._tracer = find_tracer()
         self._counters = counters
         self._row_memory = BufferPool(_KEPT_ROW_BYTES)
         # Two semaphores: a slow reader holds a reply's memory until its connection is cut, and must not keep
@@ -333,6 +335,8 @@ class Queries:
     def _respond(self, held: HeldPartitions, ticket: bytes, caller: Identity, checksum: Checksum) -> Reply:
         with self._reading.take(_COPIES * len(ticket), caller):
             partition, request = held.parse(ticket)
+        if self._tracer is not None:
+            name_served(_VERBS[type(request)])
         kept = _TICKET_COPIES * len(ticket)
         if partition is not None and isinstance(request, FeatureRequest):
             reply = self._rows(held, partition, request, kept=kept, caller=caller, checksum=checksum)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
+import weakref
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ from google.protobuf.message import DecodeError
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.tokens import JOB_HEADER
+from gigl_loader.tracing import ServedSpan, find_tracer, trace_in
 from gigl_server.admission import Quota
 
 if TYPE_CHECKING:
@@ -56,6 +59,7 @@ class SampleCalls:
         self._view = view
         most = service.limits.calls
         self._calls = Quota("calls are under way", most, max(most // 4, _MIN_CALLS_PER_CALLER))
+        self._tracer = find_tracer()
         self._waiting: dict[int, _Waiting] = {}  # Whoever takes an entry out ends its call.
 
     def begin(self, call: DataCall, caller: Identity, job: bytes | None, body: bytes) -> None:
@@ -71,11 +75,12 @@ class SampleCalls:
         self._counters.add_call("data", "sample", bytes_in=len(body))
         if not self._calls.enter(caller):
             raise Refusal(RefusalKind.BUSY, self._calls.reason)
-        waiting = _Waiting(self, call, caller)
+        span = None if self._tracer is None else ServedSpan(self._tracer, "sample", trace_in(call.header))
+        waiting = _Waiting(self, call, caller, span)
         self._waiting[call.id] = waiting
         call.wait()
         try:
-            task = self._service.submit(job, request, waiting.settle)
+            task = self._service.submit(job, request, waiting.settle, span)
         except Refusal as refusal:
             waiting.refuse(refusal)
         except Exception:
@@ -123,8 +128,9 @@ class SampleCalls:
 class _Waiting:
     """A call that waits for its batch: settled by a sampling thread, or abandoned when its caller is gone."""
 
-    def __init__(self, calls: SampleCalls, call: DataCall, caller: Identity) -> None:
+    def __init__(self, calls: SampleCalls, call: DataCall, caller: Identity, span: ServedSpan | None) -> None:
         self.caller = caller
+        self._span = span
         self._calls = calls
         self._call = call
         self._lock = threading.Lock()
@@ -149,7 +155,12 @@ class _Waiting:
             chunks = [np.frombuffer(_MESSAGE_BYTES.pack(len(message)) + message, np.uint8)]
             if result.frame is not None:
                 chunks.append(result.frame)
-            self._calls.count_sent(sum(map(len, chunks)))
+            nbytes = sum(map(len, chunks))
+            self._calls.count_sent(nbytes)
+            if self._span is not None:
+                self._span.annotate(gigl_bytes=nbytes)
+                # The data port keeps the chunks until they were sent.
+                weakref.finalize(chunks[0], self._span.sent, time.perf_counter()).atexit = False
             try:
                 self._call.post(chunks, _REPLY_S, self._calls.membership())
             except Exception:  # It must not end a sampling thread.
@@ -159,6 +170,8 @@ class _Waiting:
         """Send a refusal. Thread-safe."""
         if self._take():
             refusal = self._calls.with_reason(refusal)
+            if self._span is not None:
+                self._span.end(refusal)
             self._calls.count_refused()
             try:
                 self._call.post_refusal(refusal.to_record(), _REPLY_S)
@@ -167,6 +180,8 @@ class _Waiting:
 
     def abandon(self) -> None:
         """Drop the task: the caller is gone, and this call was taken out of those that wait."""
+        if self._span is not None:
+            self._span.drop()
         with self._lock:
             self._abandoned = self._ended = True
             task, self._task = self._task, None

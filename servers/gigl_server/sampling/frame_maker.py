@@ -176,6 +176,8 @@ class FrameMaker:
     def make(self, task: SampleTask, thread: int) -> Result:
         """Sample and write a batch. An exception becomes a failure record with the number of this thread."""
         began = time.perf_counter()
+        if task.span is not None:
+            task.span.record("gigl.queue", task.came, began)
         try:
             with self._journal.under_way(task, thread), task.flag:
                 made = self._made(task)
@@ -195,7 +197,7 @@ class FrameMaker:
             return Result()
         with self._samplers.lent(task.channel) as sampler:
             sampler.bounds = self._bounds(task)
-            with self._counters.timed("sampling_s"):
+            with task.step("gigl.sample"), self._counters.timed("sampling_s"):
                 sampled = sampler.sample(task.request)
             nbytes = sampled.layout.nbytes
             if task.is_stale():
@@ -208,7 +210,7 @@ class FrameMaker:
                 if ring is not None and not task.needs_frame_memory and self._memory.full:
                     return Result(overflows=True)
                 memory = self._lent(nbytes)
-            with self._counters.timed("gathering_s"):
+            with task.step("gigl.gather"), self._counters.timed("gathering_s"):
                 sampled.write(memory)
         if in_slot:
             return Result(in_slot=True, nbytes=nbytes)

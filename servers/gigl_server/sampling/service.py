@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.graph_store_pb2 import SampleRequest
     from gigl_loader.rpc.tokens import Grant
     from gigl_loader.sampling.partitioned import PartitionedStore
+    from gigl_loader.tracing import ServedSpan
     from gigl_server.counters import Counters, DurationCounts
     from gigl_server.frames.ring import FrameRing
     from gigl_server.sessions.channel import Channel, ChannelOptions
@@ -256,10 +257,16 @@ class SamplingService:
             self._sessions.check_room(job, options)
             return self._sessions.open_channel(job, options, self._new_ring(job, options))
 
-    def submit(self, job: bytes, message: SampleRequest, done: Callable[[Result], None]) -> SampleTask:
+    def submit(
+        self,
+        job: bytes,
+        message: SampleRequest,
+        done: Callable[[Result], None],
+        span: ServedSpan | None = None,
+    ) -> SampleTask:
         """Queue a request for a batch, as it was received. Raises ``Refusal``.
 
-        ``done`` is called once: here, or by a sampling thread.
+        ``done`` is called once: here, or by a sampling thread. ``span`` is that of the request.
         """
         with self._lock:
             self._check_ready()
@@ -280,6 +287,7 @@ class SamplingService:
             inline_bytes=min(message.inline_bytes, MAX_INLINE_BYTES),
             done=done,
             came=self._clock(),
+            span=span,
         )
         self._scheduler.submit(task)
         return task

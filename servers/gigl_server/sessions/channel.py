@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gigl_loader.native import StopFlag
 from gigl_loader.sampling.plan import plan_digest
@@ -13,11 +14,13 @@ from gigl_server.admission import LOCAL, Identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from gigl_loader.arrays import Bytes
     from gigl_loader.rpc.refusals import Refusal
     from gigl_loader.sampling.plan import BatchPlan
     from gigl_loader.sampling.request import BatchRequest, InputColumn
+    from gigl_loader.tracing import ServedSpan
     from gigl_server.frames.ring import FrameRing
 
 
@@ -122,12 +125,18 @@ class SampleTask:
     """Since when it waits for a thread again."""
     aside_s: float = 0.0
     """Seconds that it waited for a thread after it was begun."""
+    span: ServedSpan | None = None
+    """Of the request, where the server traces."""
 
     def stop(self, cause: StopCause, reason: str = "") -> None:
         """Stop the batch within milliseconds if it was begun. The first cause stays."""
         if self.cause is None:
             self.cause = cause
             self.flag.stop(reason or cause.value)
+
+    def step(self, name: str) -> AbstractContextManager[Any]:
+        """Return a context that is a step of the request, where the server traces."""
+        return nullcontext() if self.span is None else self.span.step(name)
 
     def begin_anew(self) -> None:
         """Forget an attempt, before the batch is queued again."""
