@@ -402,7 +402,8 @@ class Connection:
             connection.connect(max(deadline - began, 0.001))
         left = max(deadline - time.monotonic(), 0.001)
         header = connection.header
-        if "opentelemetry.trace" in sys.modules:
+        trace = sys.modules.get("opentelemetry.trace")
+        if trace is not None and trace.get_current_span() is not trace.INVALID_SPAN:
             header += header_text(trace_headers())
         refused, nbytes, membership = client.call(header, request, left, asks_batch)
         self._contact = Contact.ESTABLISHED if not refused else self._contact
