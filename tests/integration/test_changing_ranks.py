@@ -11,6 +11,7 @@ import pytest
 from gigl_loader import DistDataset
 from gigl_loader.partition import build_graph, tables_from_pyg
 from gigl_server.local_cluster import LocalCluster
+from tests.support.command_line import run_here
 from tests.support.elastic_training import OPTIONS, described, open_loader
 from tests.support.pyg_graphs import homogeneous
 from tests.support.torchrun import Torchrun
@@ -32,6 +33,7 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(len(RUNS) * SECONDS)
 @pytest.mark.parametrize("mode", ["colocated", "store"])
 @pytest.mark.parametrize("kind", ["nodes", "links", "anchors"])
 def test_every_seed_comes_once_over_runs_of_4_3_2_and_4_ranks(
@@ -40,6 +42,7 @@ def test_every_seed_comes_once_over_runs_of_4_3_2_and_4_ranks(
     with DistDataset.open(graph) as dataset, open_loader(kind, dataset, num_workers=0) as loader:
         undisturbed = [described(batch) for batch in loader]
     job: dict[str, Any] = {"graph": str(graph), "kind": kind, "journal": str(tmp_path / "journal.json")}
+    job["ledger"] = str(tmp_path / "run.jsonl")
     with ExitStack() as stack:
         is_store = mode == "store"
         addresses = stack.enter_context(LocalCluster(graph, servers=2)).addresses if is_store else []
@@ -55,3 +58,9 @@ def test_every_seed_comes_once_over_runs_of_4_3_2_and_4_ranks(
     for number, batch in batches.items():
         if len(batch["places"]) == OPTIONS["batch_size"]:
             assert batch == undisturbed[number]
+    ledgers = [str(tmp_path / f"run{rank}.jsonl") for rank in ("", ".rank1", ".rank2", ".rank3")]
+    replayed = run_here("replay", *ledgers, "--graph", str(graph), "--json")
+    assert replayed.returncode == 0, replayed.stderr
+    document = json.loads(replayed.stdout)
+    assert {each["batch"] for each in document["batches"]} >= batches.keys()
+    assert [each["resumed"] for each in document["ledgers"]] == [3, 3, 2, 1]

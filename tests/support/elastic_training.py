@@ -66,6 +66,7 @@ def main(
     killed_at: int,
     options: dict[str, Any],
     checkpoints: bool = False,
+    ledger: str | None = None,
 ) -> None:
     """Train the rest of the epoch; rank 0 is killed before step ``killed_at`` of this run is committed.
 
@@ -86,6 +87,8 @@ def main(
             load({"loader": loader}, checkpoint_id=committed["checkpoint"])
         elif committed["state"] is not None:
             loader.load_state_dict(committed["state"])
+        if ledger is not None:
+            loader.ledger(ledger)
         first = committed["state"]["batches"] if committed["state"] else 0
         iterator = iter(loader)
         step = 0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from gigl_loader import CustomSamplerOptions, DistDataset, DistNeighborLoader
+from gigl_loader import CustomSamplerOptions, DistDataset, DistNeighborLoader, LaborSamplerOptions
 from gigl_loader.loaders.ledger import digest_of_json
 from gigl_loader.loaders.ledger_file import BEGIN, sealed
 from gigl_loader.partition import build_graph, tables_from_pyg
@@ -281,6 +281,15 @@ def test_the_ledgers_of_ranks_are_given_together(graph: Path, tmp_path: Path) ->
     assert code == 0, text
     assert "2 of 2 batches are what they were" in text
     assert replay(path, tmp_path / "run.rank1.jsonl", "--graph", graph)[0] == 0  # The uneven last step.
+
+
+def test_draws_that_depend_on_the_number_of_the_batch(graph: Path, tmp_path: Path) -> None:
+    options = {**OPTIONS, "sampler_options": LaborSamplerOptions(batch_dependency=3)}
+    with DistNeighborLoader(DistDataset.open(graph), [4, 3], "train", **options) as loader:
+        loader.ledger(tmp_path / "run.jsonl")
+        list(loader)
+    code, text = replay(tmp_path / "run.jsonl", "--graph", graph)
+    assert code == 0, text
 
 
 def test_seeds_drawn_by_weights_of_a_mask(graph: Path, tmp_path: Path) -> None:
