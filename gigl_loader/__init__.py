@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gigl_loader.loaders.neighbor import DistNeighborLoader as DistNeighborLoader
     from gigl_loader.loaders.new_nodes import NewNode as NewNode
     from gigl_loader.loaders.sampler import Sampler as Sampler
+    from gigl_loader.loaders.stats import StatsWriter as StatsWriter
     from gigl_loader.loaders.subgraph import DistSubgraphLoader as DistSubgraphLoader
     from gigl_loader.sampling.plans.custom import CustomSamplerOptions as CustomSamplerOptions
     from gigl_loader.sampling.plans.neighbor import (
@@ -55,6 +56,7 @@ _HOMES = {
     "Sampler": "gigl_loader.loaders.sampler",
     "SamplingError": "gigl_loader.errors",
     "SharedTensors": "gigl_loader.shared",
+    "StatsWriter": "gigl_loader.loaders.stats",
     "StorageUnavailable": "gigl_loader.errors",
     "WorkerDied": "gigl_loader.errors",
     "inference": "gigl_loader.loaders.inference",
@@ -83,6 +85,7 @@ __all__ = [
     "Sampler",
     "SamplingError",
     "SharedTensors",
+    "StatsWriter",
     "StorageUnavailable",
     "WorkerDied",
     "inference",

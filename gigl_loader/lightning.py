@@ -12,9 +12,12 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from torch.utils._pytree import tree_leaves
+
 from gigl_loader.loaders.base import BaseDistLoader
 from gigl_loader.loaders.dataset import Dataset, check_dataset
 from gigl_loader.loaders.state import is_at_end
+from gigl_loader.loaders.stats import StatsRates
 
 if TYPE_CHECKING:
     from pytorch_lightning import Callback, LightningDataModule
@@ -211,6 +214,58 @@ class GiglDataModule(LightningDataModule):
         epoch = self.trainer.current_epoch
         if (stage == _TRAIN and loader.epoch < epoch) or (stage == _VAL and loader.epoch != epoch):
             loader.set_epoch(epoch)
+
+
+class LoaderStatsMonitor(Callback):
+    """Logs where the time of the training loaders goes: ``Trainer(callbacks=[LoaderStatsMonitor()])``.
+
+    Values are those of :meth:`~gigl_loader.loaders.stats.StatsRates.read`: ``loader/seconds_waiting_share``
+    and others, since the last values, and ``loader/epoch/seconds_waiting_share`` and others of each epoch.
+    They go to the trainer's loggers, so that they are those of rank 0. Of several loaders, the names take the
+    place of ``loader``.
+    """
+
+    def __init__(self, *, every_n_steps: int | None = None) -> None:
+        """``every_n_steps``: by default ``log_every_n_steps`` of the trainer. ``ValueError`` below 1."""
+        super().__init__()
+        if every_n_steps is not None and every_n_steps < 1:
+            raise ValueError(f"every_n_steps must be at least 1, got {every_n_steps}")
+        self._every = every_n_steps
+        self._steps: dict[str, StatsRates] = {}
+        self._epochs: dict[str, StatsRates] = {}
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Check that there is a logger."""
+        if not trainer.loggers:
+            raise ValueError(
+                "LoaderStatsMonitor needs a logger, and the trainer has none: Trainer(logger=...)"
+            )
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        found = [each for each in tree_leaves(trainer.train_dataloader) if isinstance(each, BaseDistLoader)]
+        names = ["loader"] if len(found) == 1 else [each.name for each in found]
+        self._epochs = {name: StatsRates(each) for name, each in zip(names, found, strict=True)}
+        self._steps = {name: StatsRates(each) for name, each in zip(names, found, strict=True)}
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if (batch_idx + 1) % (self._every or max(trainer.log_every_n_steps, 1)) == 0:
+            self._log(trainer, self._steps, "")
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self._log(trainer, self._epochs, "epoch/")
+
+    @staticmethod
+    def _log(trainer: Any, rates: Mapping[str, StatsRates], period: str) -> None:
+        values = {
+            f"{name}/{period}{key}": value
+            for name, each in rates.items()
+            for key, value in each.read().items()
+        }
+        if values:
+            for one in trainer.loggers:
+                one.log_metrics(values, step=trainer.global_step)
 
 
 class _StageArguments:

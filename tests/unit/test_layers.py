@@ -316,6 +316,7 @@ def test_nothing_is_public_by_accident() -> None:
         "Sampler",
         "SamplingError",
         "SharedTensors",
+        "StatsWriter",
         "StorageUnavailable",
         "WorkerDied",
         "inference",
