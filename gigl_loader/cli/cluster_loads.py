@@ -182,6 +182,7 @@ def tables(loads: Loads, before: Loads | None, *, width: int) -> Iterator[Table 
     for warning in loads.warnings:
         yield f"[{_COLORS[warning.severity]}]{_escaped(warning.text)}"
     yield from _topology(loads)
+    yield from _shared(loads)
     yield from _rows(loads, earlier, seconds)
     if any(each.load.get("channels") for each in loads.servers):
         yield _channels(loads)
@@ -214,6 +215,18 @@ def _topology(loads: Loads) -> Iterator[str]:
     ]
     if told:
         yield f"topology of other partitions, too: {', '.join(told)}"
+
+
+def _shared(loads: Loads) -> Iterator[str]:
+    """Yield a line for servers that answered requests with frames that they had sampled for another job."""
+    told = [
+        f"server {rank} {each.load['shared']:,} of {each.load['batches']:,} batches, "
+        f"{each.load['shared_bytes'] / 1e6:,.1f} MB kept"
+        for rank, each in enumerate(loads.servers)
+        if each.load.get("shared")
+    ]
+    if told:
+        yield f"sampled for another job: {'; '.join(told)}"
 
 
 def _rows(loads: Loads, earlier: dict[str, ServerLoad], seconds: float) -> Iterator[str]:

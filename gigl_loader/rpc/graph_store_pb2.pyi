@@ -226,7 +226,7 @@ class LoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ServerLoad(_message.Message):
-    __slots__ = ("self", "totals", "workers", "busy", "jobs", "producers", "rss_bytes", "ready_bytes", "channels", "peers", "ready", "reason", "batches", "bytes", "topology_partitions", "calls")
+    __slots__ = ("self", "totals", "workers", "busy", "jobs", "producers", "rss_bytes", "ready_bytes", "channels", "peers", "ready", "reason", "batches", "bytes", "topology_partitions", "calls", "shared", "shared_bytes", "interactive_batches", "interactive_waiting_s")
     SELF_FIELD_NUMBER: _ClassVar[int]
     TOTALS_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
@@ -243,6 +243,10 @@ class ServerLoad(_message.Message):
     BYTES_FIELD_NUMBER: _ClassVar[int]
     TOPOLOGY_PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     CALLS_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
+    SHARED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    INTERACTIVE_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    INTERACTIVE_WAITING_S_FIELD_NUMBER: _ClassVar[int]
     self: Description
     totals: Statistics
     workers: int
@@ -259,7 +263,11 @@ class ServerLoad(_message.Message):
     bytes: int
     topology_partitions: int
     calls: _containers.RepeatedCompositeFieldContainer[CallLoad]
-    def __init__(self, self_: _Optional[_Union[Description, _Mapping]] = ..., totals: _Optional[_Union[Statistics, _Mapping]] = ..., workers: _Optional[int] = ..., busy: _Optional[int] = ..., jobs: _Optional[int] = ..., producers: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., ready_bytes: _Optional[int] = ..., channels: _Optional[_Iterable[_Union[ChannelLoad, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerLoad, _Mapping]]] = ..., ready: bool = ..., reason: _Optional[str] = ..., batches: _Optional[int] = ..., bytes: _Optional[int] = ..., topology_partitions: _Optional[int] = ..., calls: _Optional[_Iterable[_Union[CallLoad, _Mapping]]] = ...) -> None: ...
+    shared: int
+    shared_bytes: int
+    interactive_batches: int
+    interactive_waiting_s: float
+    def __init__(self, self_: _Optional[_Union[Description, _Mapping]] = ..., totals: _Optional[_Union[Statistics, _Mapping]] = ..., workers: _Optional[int] = ..., busy: _Optional[int] = ..., jobs: _Optional[int] = ..., producers: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., ready_bytes: _Optional[int] = ..., channels: _Optional[_Iterable[_Union[ChannelLoad, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerLoad, _Mapping]]] = ..., ready: bool = ..., reason: _Optional[str] = ..., batches: _Optional[int] = ..., bytes: _Optional[int] = ..., topology_partitions: _Optional[int] = ..., calls: _Optional[_Iterable[_Union[CallLoad, _Mapping]]] = ..., shared: _Optional[int] = ..., shared_bytes: _Optional[int] = ..., interactive_batches: _Optional[int] = ..., interactive_waiting_s: _Optional[float] = ...) -> None: ...
 
 class CallLoad(_message.Message):
     __slots__ = ("port", "method", "calls", "bytes_in", "bytes_out")
@@ -276,7 +284,7 @@ class CallLoad(_message.Message):
     def __init__(self, port: _Optional[str] = ..., method: _Optional[str] = ..., calls: _Optional[int] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ...) -> None: ...
 
 class ChannelLoad(_message.Message):
-    __slots__ = ("job", "key", "name", "transport", "batches", "bytes", "queued", "ready", "sampling_s", "waiting_s", "idle_s")
+    __slots__ = ("job", "key", "name", "transport", "batches", "bytes", "queued", "ready", "sampling_s", "waiting_s", "idle_s", "shared", "interactive")
     JOB_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -288,6 +296,8 @@ class ChannelLoad(_message.Message):
     SAMPLING_S_FIELD_NUMBER: _ClassVar[int]
     WAITING_S_FIELD_NUMBER: _ClassVar[int]
     IDLE_S_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
+    INTERACTIVE_FIELD_NUMBER: _ClassVar[int]
     job: str
     key: str
     name: str
@@ -299,7 +309,9 @@ class ChannelLoad(_message.Message):
     sampling_s: float
     waiting_s: float
     idle_s: float
-    def __init__(self, job: _Optional[str] = ..., key: _Optional[str] = ..., name: _Optional[str] = ..., transport: _Optional[str] = ..., batches: _Optional[int] = ..., bytes: _Optional[int] = ..., queued: _Optional[int] = ..., ready: _Optional[int] = ..., sampling_s: _Optional[float] = ..., waiting_s: _Optional[float] = ..., idle_s: _Optional[float] = ...) -> None: ...
+    shared: int
+    interactive: bool
+    def __init__(self, job: _Optional[str] = ..., key: _Optional[str] = ..., name: _Optional[str] = ..., transport: _Optional[str] = ..., batches: _Optional[int] = ..., bytes: _Optional[int] = ..., queued: _Optional[int] = ..., ready: _Optional[int] = ..., sampling_s: _Optional[float] = ..., waiting_s: _Optional[float] = ..., idle_s: _Optional[float] = ..., shared: _Optional[int] = ..., interactive: bool = ...) -> None: ...
 
 class PeerLoad(_message.Message):
     __slots__ = ("server", "calls", "bytes_in", "bytes_out", "retries")

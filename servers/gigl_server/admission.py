@@ -232,6 +232,8 @@ class Limits:
     A begun batch is always finished, so that each sampling thread may exceed the limit by one frame."""
     frame_s: float = 30.0
     """Seconds after which an unfetched frame is dropped."""
+    shared_frame_bytes: int = 1 << 30
+    """Of ``frame_bytes``, memory for frames that are kept for equal requests of other jobs. At most half."""
     calls: int = 8192
     """Control calls under way at once."""
     message_bytes: int = 32 << 20
@@ -241,7 +243,8 @@ class Limits:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            if not getattr(self, each.name) > 0 and each.name != "interactive_share":  # 0: no such share.
+            may_be_0 = each.name in ("interactive_share", "shared_frame_bytes")
+            if not getattr(self, each.name) > 0 and not may_be_0:
                 raise ValueError(f"{each.name} must be positive, got {getattr(self, each.name)}")
 
     @property
@@ -253,6 +256,11 @@ class Limits:
     def frame_memory(self) -> int:
         """Memory of frames that go over the network."""
         return min(self.frame_bytes, self.memory // 2)
+
+    @property
+    def shared_frame_memory(self) -> int:
+        """Of ``frame_memory``, memory of frames that are kept for equal requests."""
+        return min(self.shared_frame_bytes, self.frame_memory // 2)
 
     @property
     def ring_memory(self) -> int:

@@ -280,6 +280,7 @@ def _limits(options: ServeOptions) -> Limits:
     return Limits(
         lease_s=options.lease_s,
         frame_bytes=options.frame_memory,
+        shared_frame_bytes=options.shared_frame_memory,
         batch_s=options.max_batch_s,
         interactive_share=options.interactive_share,
         **given,

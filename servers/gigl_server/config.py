@@ -155,6 +155,12 @@ class ServeOptions:
         size(_LEAST_FRAME_MEMORY),
         "Bytes of batches that wait to be fetched. A server that is full stops sampling.",
     )
+    shared_frame_memory: int = option(
+        1 << 30,
+        size(0),
+        "Of --frame-memory, bytes of batches that are kept for equal requests of other jobs, at most half: "
+        "such batches are sampled once. 0: the batches of each job are sampled.",
+    )
     max_batch_s: float = option(
         60.0,
         seconds(0.1),

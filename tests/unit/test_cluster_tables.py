@@ -89,6 +89,12 @@ def test_rows_from_their_owners_are_told() -> None:
     assert not any("owners" in each for each in shown(server(load_of(calls=[call(9, "list")]))))
 
 
+def test_batches_that_were_sampled_for_another_job_are_told() -> None:
+    some, none = server(load_of(batches=1200, shared=900, shared_bytes=61 << 20)), server(load_of(batches=7))
+    assert "sampled for another job: server 1 900 of 1,200 batches, 64.0 MB kept" in shown(none, some)
+    assert not any("another job" in line for line in shown(none, server({}, "nothing listens there")))
+
+
 def test_topology_of_other_partitions_is_told() -> None:
     every, own, old = (server(load_of(topology_partitions=count)) for count in (4, 1, 0))
     assert "topology of other partitions, too: server 0 of 4, server 3 of 4" in shown(every, own, old, every)

@@ -46,6 +46,7 @@ def ask(channel: Any) -> None:
 
 class Task(SimpleNamespace):
     __hash__ = object.__hash__  # type: ignore[assignment]  # As ``SampleTask``: by identity.
+    shared = None
 
     @classmethod
     def of(cls, made: Channel) -> Any:

@@ -223,6 +223,7 @@ class Flag:
 
 class Task(SimpleNamespace):
     __hash__ = object.__hash__  # type: ignore[assignment]
+    shared = None
 
     def stop(self, cause: StopCause) -> None:
         self.cause = cause

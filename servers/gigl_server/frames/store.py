@@ -222,6 +222,13 @@ class FrameStore:
             return self._ready_bytes.total()
 
     @property
+    def held(self) -> int:
+        """Bytes of all jobs, ready and in transit. A frame of several jobs counts for each."""
+        with self._lock:
+            self._settle()
+            return self._ready_bytes.total() + self._sent_bytes.total()
+
+    @property
     def sent(self) -> int:
         """Number of frames in transit."""
         with self._lock:

@@ -122,8 +122,14 @@ def _of_server(load: ServiceLoad) -> Iterator[_Family]:
     )
     yield _gauge("ready_bytes", "Bytes of batches that are ready to be fetched", load.ready_bytes)
     yield _gauge("frame_memory_bytes", "Memory of frames: written, ready, being sent", load.frame_bytes)
+    yield _gauge(
+        "shared_frame_bytes", "Frames that are kept for equal requests of other jobs", load.shared_bytes
+    )
     yield _gauge("ring_memory_bytes", "Memory of rings that was written to", load.ring_bytes)
     yield _counter("batches", "Batches sampled", load.batches)
+    yield _counter(
+        "shared_batches", "Batches whose frames were sampled for an equal request of another job", load.shared
+    )
     yield _counter("batch_bytes", "Bytes of sampled batches", load.nbytes)
     yield _counter(
         "sampling_seconds", "Time from the beginning of a batch to its end, summed", load.sampling_s
@@ -199,6 +205,7 @@ def _of_calls(counters: Counters) -> Iterator[_Family]:
 _CHANNEL_NAMES = ("job", "channel", "transport")
 _CHANNEL_METRICS: tuple[tuple[type[Any], str, str, str], ...] = (
     (CounterMetricFamily, "batches", "channel_batches", "Batches of the channel"),
+    (CounterMetricFamily, "shared", "channel_shared_batches", "Of these, those sampled for another job"),
     (CounterMetricFamily, "nbytes", "channel_bytes", "Bytes of its batches"),
     (GaugeMetricFamily, "queued", "channel_queued", "Its requests that no thread has begun"),
     (GaugeMetricFamily, "ready", "channel_ready", "Its batches that are ready to be fetched"),

@@ -211,15 +211,19 @@ class FairQueue:
         owner.aside.append(task)
 
     def settle(self, task: SampleTask, seconds: float) -> None:
-        """End a batch, charged the seconds that it took in place of the expected ones."""
+        """End a batch, charged the seconds that it took in place of the expected ones.
+
+        One whose frame was there is charged the expected ones: as if no other job had requested it.
+        """
         owner = self._owners[task.channel.owner]
-        self._spend(task, seconds - task.charged_s)
+        if task.shared is None:
+            self._spend(task, seconds - task.charged_s)
+            self._costs.add(task.channel, seconds)
         task.charged_s = 0.0
         owner.running.discard(task)
         if task in owner.aside:
             owner.aside.remove(task)
         owner.served = self._clock()
-        self._costs.add(task.channel, seconds)
 
     def charge_wait(self, owner: Identity, seconds: float) -> None:
         """Charge an owner the time that a thread waited for it."""

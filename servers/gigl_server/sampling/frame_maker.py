@@ -1,10 +1,15 @@
-"""Maker of frames: in the requested slot, in memory for the network, or as the record of a failure."""
+"""Maker of frames: in the requested slot, in memory for the network, or as the record of a failure.
+
+Frames that several jobs request are made once (``SharedFrames``).
+"""
 
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
-from dataclasses import replace
+from collections import OrderedDict, defaultdict
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from struct import Struct
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,141 +18,209 @@ from gigl_loader.channel.frame import Failure
 from gigl_loader.errors import SamplingError, StorageUnavailable
 from gigl_loader.native import Stopped
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
-from gigl_loader.rpc.tokens import EVERYTHING
 from gigl_loader.sampling.costs import BatchBounds, TooLong, TooManyEdges
 from gigl_server.frames.store import buffer_bytes
 from gigl_server.sessions.channel import Result, StopCause
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    import threading
+    from collections.abc import Callable, Mapping
 
     from gigl_loader.arrays import Bytes
-    from gigl_loader.rpc.tokens import Grant
-    from gigl_server.admission import Identity
+    from gigl_loader.rpc.graph_store_pb2 import SampleRequest
     from gigl_server.counters import Counters
-    from gigl_server.frames.store import BufferPool, FrameStore
+    from gigl_server.frames.store import BufferPool
     from gigl_server.sampling.journal import Journal
     from gigl_server.sampling.sampler_pool import SamplerPool
-    from gigl_server.sessions.channel import Channel, SampleTask
+    from gigl_server.sessions.channel import Channel, Place, Producer, SampleTask
 
-_Holder = tuple["Identity", bytes]
-"""Owner and job."""
+_NUMBERS = Struct("<?QQQQ")
+_MOST_FRAMES = 1024
+_MOST_KEYS = 1 << 14
+_MOST_PRODUCERS = 64
+"""Producers that are kept for one key."""
+_LONGEST_WAIT_S = 10.0
+"""Seconds of sampling after which equal requests wait no longer: another server may stall the batch."""
+_WAIT_FOR_ANOTHER_S = 0.5
+"""As before, for requests of other owners: their time must not depend on it."""
 
-_MUCH = 2  # Times as much as another job: without this, similar jobs would drop each other's frames in turn.
+
+def request_key(channel: Channel, message: SampleRequest) -> bytes:
+    """Return the digest of everything that a frame depends on: equal keys stand for equal frames.
+
+    Empty for a channel whose callers wait for each batch: its requests are not shared.
+    """
+    if channel.interactive:
+        return b""
+    digest = sha256(channel.producer.digest)
+    digest.update(
+        _NUMBERS.pack(
+            channel.deferred_features, message.epoch, message.batch, message.number, len(message.index)
+        )
+    )
+    digest.update(message.index)
+    digest.update(message.inputs)
+    digest.update(message.new_nodes)
+    return digest.digest()
 
 
-class FrameShares:
-    """Admits requests to frame memory, and drops ready frames of jobs that hold too much."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Shared:
+    frame: Bytes
+    producer: Producer
+    """Producer that had the batch sampled."""
+    place: Place
+    since: float
+
+    @property
+    def nbytes(self) -> int:
+        return buffer_bytes(len(self.frame))
+
+
+class SharedFrames:
+    """Frames that were sampled for one producer and that others are about to request.
+
+    Producers are twins while they send equal requests. A batch that several of them request is sampled for
+    the first one to get a thread. The requests of the others wait for it meanwhile, or find its frame here
+    later: it is kept while a twin has not requested it, for ``keep_s`` at most. The oldest frames are those
+    that a twin requests next: no frame is added to a full memory, and the newest ones are dropped first.
+    A request whose batch fails, or whose frame was dropped, is sampled as any other: nothing is lost.
+
+    Under the service's lock, but for ``wants`` and ``put``, which take it.
+    """
 
     def __init__(
         self,
-        frames: FrameStore,
-        memory: BufferPool,
-        grant_of: Callable[[Identity], Grant] = lambda _: EVERYTHING,
+        nbytes: int,
+        *,
+        keep_s: float,
+        channels: Mapping[bytes, Channel],
+        lock: threading.Lock,
+        clock: Callable[[], float],
     ) -> None:
-        """``grant_of`` returns the quotas of an owner's token."""
-        self._frames = frames
-        self._memory = memory
-        self._grant_of = grant_of
+        """Keep at most ``nbytes``; 0: nothing is shared. ``channels`` has all open channels by id."""
+        self.nbytes = 0
+        """Bytes of the frames, some of which may also be on their way to a job."""
+        self._most = nbytes
+        self._keep_s = keep_s
+        self._channels = channels
+        self._lock = lock
+        self._clock = clock
+        self._frames: dict[bytes, _Shared] = {}  # Oldest first.
+        self._under_way: dict[bytes, SampleTask] = {}
+        self._requested: OrderedDict[bytes, tuple[float, tuple[Producer, ...]]] = OrderedDict()
+        self._twins: defaultdict[Producer, dict[Producer, float]] = defaultdict(dict)
+        """Time of the last equal request, by producer and twin."""
 
-    def admission(
-        self, waiting: Callable[[], Sequence[Channel]], begun: Collection[SampleTask] = ()
-    ) -> Callable[[SampleTask], bool]:
-        """Return a function that admits requests. ``waiting`` returns all channels that need frame memory.
+    def note(self, task: SampleTask) -> None:
+        """Take note of a request that was queued."""
+        if not task.key or not self._most:
+            return
+        now, producer = self._clock(), task.channel.producer
+        _, others = self._requested.pop(task.key, (now, ()))
+        if producer not in others:
+            others = (*others[1 - _MOST_PRODUCERS :], producer)
+        for twin in others:
+            if twin is not producer:
+                self._twins[producer][twin] = self._twins[twin][producer] = now
+        self._requested[task.key] = now, others
+        if len(self._requested) > _MOST_KEYS:
+            self._requested.popitem(last=False)
+        task.channel.place = max(task.channel.place, task.place)
 
-        Batches that were ``begun`` count with the frames that they are likely to have. Owners whose token has
-        a quota of frames get no more while they hold so much together.
-
-        While more than half of the memory is lent, a job gets at most an equal share of its owner's part. The
-        part of several owners is such that another one like them would fit: who fetches nothing leaves
-        memory to who does. A frame that is larger than a part is admitted where that much stays free.
-        """
-        shared = self._shared(waiting, begun)
-        return lambda task: self._has_quota(task.channel.owner) and shared(task)
-
-    def _has_quota(self, owner: Identity) -> bool:
-        """Return whether the owners of a token hold less than its quota of frames."""
-        most = self._grant_of(owner).frames
-        if most is None:
+    def admits(self, task: SampleTask) -> bool:
+        """Return ``False`` while an equal batch is sampled, whose frame is about to be here."""
+        first = self._under_way.get(task.key)
+        if first is None or first.aside_since is not None:
             return True
-        held = self._frames.held_by_owner()
-        return sum(nbytes for (each, _), nbytes in held.items() if each.token == owner.token) < most
+        is_own = first.channel.owner == task.channel.owner
+        return first.ran_s > (_LONGEST_WAIT_S if is_own else _WAIT_FOR_ANOTHER_S)
 
-    def _shared(
-        self, waiting: Callable[[], Sequence[Channel]], begun: Collection[SampleTask]
-    ) -> Callable[[SampleTask], bool]:
-        """Return a function that admits requests by the shares of owners and jobs."""
-        lent, most = self._memory.lent, self._memory.nbytes
-        expected = self._expected_bytes(begun)
-        if lent + expected.total() < most // 2:
-            return lambda _: True
-        if lent >= most:
-            return lambda _: False
-        held = self._frames.held_by_owner()
-        jobs = held.keys() | expected.keys() | {(each.owner, each.job) for each in waiting()}
-        if len(jobs) == 1:
-            return lambda _: True
-        buffers = max(lent / max(held.total(), 1), 1.0)  # Buffers are larger than the frames in them.
-        used = {each: held[each] * buffers + expected[each] for each in jobs}
-        jobs_of = Counter(owner for owner, _ in jobs)
-        owned = _by_owner(used)
-        part = most / (len(jobs_of) + 1 if len(jobs_of) > 1 else 1)
+    def begin(self, task: SampleTask) -> None:
+        """Give a request that is begun the frame of an equal one, or take note that its batch is sampled."""
+        found = self._frames.get(task.key)
+        task.shared = None if found is None else found.frame
+        if found is None and task.key and self._most:
+            self._under_way.setdefault(task.key, task)
 
-        def fits(task: SampleTask) -> bool:
-            mine, more = owned[task.channel.owner], self._buffer_bytes(task)
-            return len(jobs_of) == 1 or mine + more <= part or (not mine and lent + more + part <= most)
+    def end(self, task: SampleTask) -> None:
+        """Take note that a batch has ended, in whatever way."""
+        task.shared = None
+        if self._under_way.get(task.key) is task:
+            del self._under_way[task.key]
+        found = self._frames.get(task.key)
+        if found is not None and not self._is_wanted(found.producer, task.key, found.place):
+            self._drop(task.key)
 
-        def has_room(task: SampleTask) -> bool:
-            owner, job = task.channel.owner, task.channel.job
-            return used.get((owner, job), 0.0) < part / max(jobs_of[owner], 1) and fits(task)
+    def wants(self, task: SampleTask, nbytes: int) -> bool:
+        """Return whether to keep a frame of ``nbytes``, because a twin has not had it. Takes the lock."""
+        producer = task.channel.producer
+        with self._lock:
+            return self._has_room(task, nbytes) and self._is_wanted(producer, task.key, task.place)
 
-        return has_room
+    def put(self, task: SampleTask, frame: Bytes) -> None:
+        """Keep the frame of a batch, uint8 [nbytes], for the twins of its producer. Takes the lock."""
+        with self._lock:
+            if self._has_room(task, len(frame)):
+                shared = _Shared(frame, task.channel.producer, task.place, self._clock())
+                self._frames[task.key] = shared
+                self.nbytes += shared.nbytes
 
-    def _expected_bytes(self, begun: Collection[SampleTask]) -> Counter[_Holder]:
-        """Return the likely size of the frames of batches that were begun, by owner and job."""
-        expected: Counter[_Holder] = Counter()
-        for task in begun:
-            if task.needs_frame_memory:
-                expected[task.channel.owner, task.channel.job] += self._buffer_bytes(task)
-        return expected
+    def give_back(self, nbytes: int) -> None:
+        """Drop frames of so many bytes: the newest first."""
+        while nbytes > 0 and self._frames:
+            nbytes -= self._drop(next(reversed(self._frames)))
 
-    def _buffer_bytes(self, task: SampleTask) -> int:
-        """Return the memory of a frame of the mean size of its channel's, at first of all ready frames."""
-        totals, ready = task.channel.totals, self._frames
-        if totals.batches:
-            return buffer_bytes(totals.nbytes // totals.batches)
-        return buffer_bytes(ready.nbytes // max(len(ready), 1))
+    def sweep(self) -> None:
+        """Drop frames that no twin wants any more, and forget requests from long ago."""
+        since = self._clock() - self._keep_s
+        for key, each in list(self._frames.items()):
+            if each.since < since or not self._is_wanted(each.producer, key, each.place):
+                self._drop(key)
+        while self._requested and next(iter(self._requested.values()))[0] < since:
+            self._requested.popitem(last=False)
+        for producer, twins in list(self._twins.items()):
+            recent = {twin: at for twin, at in twins.items() if at >= since}
+            if recent:
+                self._twins[producer] = recent
+            else:
+                del self._twins[producer]
 
-    def relieve(self, waiting: Sequence[SampleTask], than: float) -> None:
-        """Drop frames from before ``than``, oldest first, of jobs that hold much memory, while jobs that
-        hold little wait for memory. ``waiting``: the next request of each channel that needs some."""
-        channels = [each.channel for each in waiting]
-        needy = {(each.owner, each.job) for each in channels}
-        while needy and not any(map(self._shared(lambda: channels, ()), waiting)):
-            if not self._drop_one(needy, than):
-                return
+    def clear(self) -> None:
+        """Drop all frames. Those of batches under way are not kept, either: the graph may have changed."""
+        self._frames.clear()
+        self._under_way.clear()
+        self.nbytes = 0
 
-    def _drop_one(self, needy: set[_Holder], than: float) -> bool:
-        held = self._frames.held_by_owner()
-        owned = _by_owner(held)
-        least_owned = min(owned[owner] for owner, _ in needy)
+    def close(self) -> None:
+        """Drop all frames, and share no more."""
+        self._most = 0
+        self.clear()
+        self._requested.clear()
+        self._twins.clear()
 
-        def has_much(holder: _Holder) -> bool:
-            owner = holder[0]
-            own_jobs = [held[each] for each in needy if each[0] == owner]
-            return owned[owner] > _MUCH * least_owned or (
-                bool(own_jobs) and held[holder] > _MUCH * min(own_jobs)
-            )
+    def _has_room(self, task: SampleTask, nbytes: int) -> bool:
+        return (
+            self._under_way.get(task.key) is task
+            and len(self._frames) < _MOST_FRAMES
+            and self.nbytes + buffer_bytes(nbytes) <= self._most
+        )
 
-        order = sorted(held, key=lambda each: (owned[each[0]], held[each]), reverse=True)
-        return any(self._frames.drop_one(job, than) for owner, job in order if has_much((owner, job)))
+    def _is_wanted(self, producer: Producer, key: bytes, place: Place) -> bool:
+        """Return whether a twin of a producer has not requested a batch, or waits for it."""
+        since = self._clock() - self._keep_s
+        channels = (
+            self._channels[each]
+            for twin, at in self._twins.get(producer, {}).items()
+            if at >= since
+            for each in twin.channels
+        )
+        return any(each.place < place or any(task.key == key for task in each.queue) for each in channels)
 
-
-def _by_owner(held: Mapping[_Holder, float]) -> dict[Identity, float]:
-    owned: dict[Identity, float] = defaultdict(float)
-    for (owner, _), nbytes in held.items():
-        owned[owner] += nbytes
-    return owned
+    def _drop(self, key: bytes) -> int:
+        nbytes = self._frames.pop(key).nbytes
+        self.nbytes -= nbytes
+        return nbytes
 
 
 class FrameMaker:
@@ -157,6 +230,7 @@ class FrameMaker:
         self,
         samplers: SamplerPool,
         memory: BufferPool,
+        shared: SharedFrames,
         counters: Counters,
         *,
         most_edges: int,
@@ -171,6 +245,7 @@ class FrameMaker:
         self._most_bytes, self._most_draws = most_bytes, most_draws
         self._journal = journal
         self._memory = memory
+        self._shared = shared
         self._counters = counters
 
     def make(self, task: SampleTask, thread: int) -> Result:
@@ -195,6 +270,9 @@ class FrameMaker:
     def _made(self, task: SampleTask) -> Result:
         if task.is_stale():
             return Result()
+        if task.shared is not None:
+            self._samplers.check_sound()
+            return replace(self._delivered(task, task.shared), shared=True)
         with self._samplers.lent(task.channel) as sampler:
             sampler.bounds = self._bounds(task)
             with task.step("gigl.sample"), self._counters.timed("sampling_s"):
@@ -202,19 +280,36 @@ class FrameMaker:
             nbytes = sampled.layout.nbytes
             if task.is_stale():
                 return Result()
-            ring = task.channel.ring if task.slot else None
-            ring = ring if ring is not None and ring.is_shared else None
-            memory = None if ring is None else ring.room(task.slot, nbytes)
-            in_slot = memory is not None
-            if memory is None:
-                if ring is not None and not task.needs_frame_memory and self._memory.full:
-                    return Result(overflows=True)
-                memory = self._lent(nbytes)
+            is_wanted = self._shared.wants(task, nbytes)
+            slot = None if is_wanted else self._slot(task, nbytes)
+            if slot is None and not is_wanted and self._has_no_memory(task):
+                return Result(overflows=True)
+            memory = self._lent(nbytes) if slot is None else slot
             with task.step("gigl.gather"), self._counters.timed("gathering_s"):
                 sampled.write(memory)
-        if in_slot:
+        if is_wanted:  # Only now: the graph was found sound.
+            self._shared.put(task, memory)
+        if slot is not None:
             return Result(in_slot=True, nbytes=nbytes)
-        return Result(frame=memory, overflows=ring is not None, nbytes=nbytes)
+        return self._delivered(task, memory) if is_wanted else _over_network(task, memory)
+
+    def _delivered(self, task: SampleTask, frame: Bytes) -> Result:
+        """Return the result of a frame that several requests may have."""
+        slot = self._slot(task, len(frame))
+        if slot is None:
+            return _over_network(task, frame)
+        with self._counters.timed("gathering_s"):
+            slot[:] = frame
+        return Result(in_slot=True, nbytes=len(frame))
+
+    def _slot(self, task: SampleTask, nbytes: int) -> Bytes | None:
+        """Return the requested slot, uint8 [nbytes]. ``None``: the frame goes over the network."""
+        ring = task.channel.ring
+        return ring.room(task.slot, nbytes) if ring is not None and _has_ring(task) else None
+
+    def _has_no_memory(self, task: SampleTask) -> bool:
+        """Return whether a frame that was to go to a slot finds no other memory."""
+        return _has_ring(task) and not task.needs_frame_memory and self._memory.full
 
     def _bounds(self, task: SampleTask) -> BatchBounds:
         return BatchBounds(
@@ -231,6 +326,16 @@ class FrameMaker:
                 "for all that go over the network: ask for fewer seeds a batch, or raise its limit"
             )
         return self._memory.take(nbytes)
+
+
+def _over_network(task: SampleTask, frame: Bytes) -> Result:
+    return Result(frame=frame, overflows=_has_ring(task), nbytes=len(frame))
+
+
+def _has_ring(task: SampleTask) -> bool:
+    """Return whether the request names a slot of a ring that its trainer has fetched."""
+    ring = task.channel.ring
+    return task.slot > 0 and ring is not None and ring.is_shared
 
 
 def _stopped(task: SampleTask, stopped: Stopped, thread: int) -> Result:

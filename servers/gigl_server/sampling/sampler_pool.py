@@ -181,6 +181,12 @@ class SamplerPool:
         finally:
             self._leave(source, 0 if idle is None else idle.nbytes)
 
+    def check_sound(self) -> None:
+        """Raise ``StorageUnavailable`` once damage of the graph is known."""
+        with self._lock:
+            source = self._source
+        source.check_sound()
+
     def keep_only(self, plans: Collection[str]) -> int:
         """Free idle samplers of all other plans. Return how many bytes those had."""
         with self._lock:

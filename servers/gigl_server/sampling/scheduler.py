@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,17 +12,18 @@ from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.tokens import EVERYTHING
 from gigl_server.admission import Quota
 from gigl_server.counters import Durations
+from gigl_server.frames.store import buffer_bytes
 from gigl_server.sampling.fair_queue import FairQueue
-from gigl_server.sampling.frame_maker import FrameShares
 from gigl_server.sampling.time_slices import TICK_S, TimeSlices
 from gigl_server.sessions.channel import SKIPPED, ChannelTotals, Result, StopCause
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from gigl_loader.rpc.tokens import Grant
     from gigl_server.admission import Identity, Limits
     from gigl_server.frames.store import BufferPool, FrameStore
+    from gigl_server.sampling.frame_maker import SharedFrames
     from gigl_server.sampling.sampler_pool import Scratch
     from gigl_server.sessions.channel import Channel, SampleTask
 
@@ -43,6 +45,7 @@ class Scheduler:
         lock: threading.Lock,
         frames: FrameStore,
         memory: BufferPool,
+        shared: SharedFrames,
         *,
         limits: Limits,
         scratch: Scratch,
@@ -60,6 +63,7 @@ class Scheduler:
         self._begun = threading.Condition(lock)
         self._frames = frames
         self._memory = memory
+        self._shared = shared
         self._limits = limits
         self._clock = clock
         self._turns = FairQueue(
@@ -103,6 +107,7 @@ class Scheduler:
                     self._take_room(task)
                     task.channel.queue.append(task)
                     self._turns.enter(task.channel)
+                    self._shared.note(task)
                     self._work.notify()
                 else:
                     ended.append(task)
@@ -127,6 +132,7 @@ class Scheduler:
                 task = self._chosen()
                 if task is not None:
                     self._scratch.begin(task)
+                    self._shared.begin(task)
                     task.channel.running.add(task)
                     self.last_turn = self._clock()
                     self._begun.notify()
@@ -153,6 +159,7 @@ class Scheduler:
         with self._lock:
             channel.running.discard(task)
             self._slices.end(task, made.sampling_s)
+            self._shared.end(task)
             again = self._scratch.end(task, too_large=made.too_large)
             if self._is_to_wait(task, made, again=again):
                 channel.totals.sampling_s += task.ran_s
@@ -256,6 +263,7 @@ class Scheduler:
 
     def _admission(self) -> Callable[[SampleTask], bool]:
         """Return a function that admits requests for which there is scratch and frame memory."""
+        self._shared.give_back(self._memory.lent - self._memory.nbytes // 2)
         has_room = (
             self._shares.admission(lambda: self._turns.waiting, self._slices.begun)
             if self._turns
@@ -263,6 +271,7 @@ class Scheduler:
         )
         return lambda each: (
             self._slices.has_place(each.channel.owner)
+            and self._shared.admits(each)
             and (not each.needs_frame_memory or has_room(each))
             and self._scratch.admits(each)
         )
@@ -358,3 +367,124 @@ def _settle(tasks: Iterable[SampleTask], result: Result) -> None:
     for task in tasks:
         if not task.abandoned:
             task.done(result)
+
+
+_Holder = tuple["Identity", bytes]
+"""Owner and job."""
+
+_MUCH = 2  # Times as much as another job: without this, similar jobs would drop each other's frames in turn.
+
+
+class FrameShares:
+    """Admits requests to frame memory, and drops ready frames of jobs that hold too much."""
+
+    def __init__(
+        self,
+        frames: FrameStore,
+        memory: BufferPool,
+        grant_of: Callable[[Identity], Grant] = lambda _: EVERYTHING,
+    ) -> None:
+        """``grant_of`` returns the quotas of an owner's token."""
+        self._frames = frames
+        self._memory = memory
+        self._grant_of = grant_of
+
+    def admission(
+        self, waiting: Callable[[], Sequence[Channel]], begun: Collection[SampleTask] = ()
+    ) -> Callable[[SampleTask], bool]:
+        """Return a function that admits requests. ``waiting`` returns all channels that need frame memory.
+
+        Batches that were ``begun`` count with the frames that they are likely to have. Owners whose token has
+        a quota of frames get no more while they hold so much together.
+
+        While more than half of the memory is lent, a job gets at most an equal share of its owner's part. The
+        part of several owners is such that another one like them would fit: who fetches nothing leaves
+        memory to who does. A frame that is larger than a part is admitted where that much stays free.
+        """
+        shared = self._shared(waiting, begun)
+        return lambda task: self._has_quota(task.channel.owner) and shared(task)
+
+    def _has_quota(self, owner: Identity) -> bool:
+        """Return whether the owners of a token hold less than its quota of frames."""
+        most = self._grant_of(owner).frames
+        if most is None:
+            return True
+        held = self._frames.held_by_owner()
+        return sum(nbytes for (each, _), nbytes in held.items() if each.token == owner.token) < most
+
+    def _shared(
+        self, waiting: Callable[[], Sequence[Channel]], begun: Collection[SampleTask]
+    ) -> Callable[[SampleTask], bool]:
+        """Return a function that admits requests by the shares of owners and jobs."""
+        # Jobs get no more memory by frames that they share.
+        lent, most = max(self._memory.lent, self._frames.held), self._memory.nbytes
+        expected = self._expected_bytes(begun)
+        if lent + expected.total() < most // 2:
+            return lambda _: True
+        if lent >= most:
+            return lambda _: False
+        held = self._frames.held_by_owner()
+        jobs = held.keys() | expected.keys() | {(each.owner, each.job) for each in waiting()}
+        if len(jobs) == 1:
+            return lambda _: True
+        buffers = max(lent / max(held.total(), 1), 1.0)  # Buffers are larger than the frames in them.
+        used = {each: held[each] * buffers + expected[each] for each in jobs}
+        jobs_of = Counter(owner for owner, _ in jobs)
+        owned = _by_owner(used)
+        part = most / (len(jobs_of) + 1 if len(jobs_of) > 1 else 1)
+
+        def fits(task: SampleTask) -> bool:
+            mine, more = owned[task.channel.owner], self._buffer_bytes(task)
+            return len(jobs_of) == 1 or mine + more <= part or (not mine and lent + more + part <= most)
+
+        def has_room(task: SampleTask) -> bool:
+            owner, job = task.channel.owner, task.channel.job
+            return used.get((owner, job), 0.0) < part / max(jobs_of[owner], 1) and fits(task)
+
+        return has_room
+
+    def _expected_bytes(self, begun: Collection[SampleTask]) -> Counter[_Holder]:
+        """Return the likely size of the frames of batches that were begun, by owner and job."""
+        expected: Counter[_Holder] = Counter()
+        for task in begun:
+            if task.needs_frame_memory:
+                expected[task.channel.owner, task.channel.job] += self._buffer_bytes(task)
+        return expected
+
+    def _buffer_bytes(self, task: SampleTask) -> int:
+        """Return the memory of a frame of the mean size of its channel's, at first of all ready frames."""
+        totals, ready = task.channel.totals, self._frames
+        if totals.batches:
+            return buffer_bytes(totals.nbytes // totals.batches)
+        return buffer_bytes(ready.nbytes // max(len(ready), 1))
+
+    def relieve(self, waiting: Sequence[SampleTask], than: float) -> None:
+        """Drop frames from before ``than``, oldest first, of jobs that hold much memory, while jobs that
+        hold little wait for memory. ``waiting``: the next request of each channel that needs some."""
+        channels = [each.channel for each in waiting]
+        needy = {(each.owner, each.job) for each in channels}
+        while needy and not any(map(self._shared(lambda: channels, ()), waiting)):
+            if not self._drop_one(needy, than):
+                return
+
+    def _drop_one(self, needy: set[_Holder], than: float) -> bool:
+        held = self._frames.held_by_owner()
+        owned = _by_owner(held)
+        least_owned = min(owned[owner] for owner, _ in needy)
+
+        def has_much(holder: _Holder) -> bool:
+            owner = holder[0]
+            own_jobs = [held[each] for each in needy if each[0] == owner]
+            return owned[owner] > _MUCH * least_owned or (
+                bool(own_jobs) and held[holder] > _MUCH * min(own_jobs)
+            )
+
+        order = sorted(held, key=lambda each: (owned[each[0]], held[each]), reverse=True)
+        return any(self._frames.drop_one(job, than) for owner, job in order if has_much((owner, job)))
+
+
+def _by_owner(held: Mapping[_Holder, float]) -> dict[Identity, float]:
+    owned: dict[Identity, float] = defaultdict(float)
+    for (owner, _), nbytes in held.items():
+        owned[owner] += nbytes
+    return owned

@@ -15,7 +15,7 @@ from gigl_loader.rpc.reply_stream import MAX_INLINE_BYTES
 from gigl_loader.rpc.tokens import EVERYTHING
 from gigl_server.admission import LOCAL, Identity, Limits, Quota
 from gigl_server.frames.store import BufferPool, FrameStore
-from gigl_server.sampling.frame_maker import FrameMaker
+from gigl_server.sampling.frame_maker import FrameMaker, SharedFrames, request_key
 from gigl_server.sampling.journal import Journal
 from gigl_server.sampling.sampler_pool import SamplerPool, Scratch
 from gigl_server.sampling.scheduler import Scheduler
@@ -76,7 +76,11 @@ class ServiceLoad:
     """Bytes of frames that are being written, ready or being sent."""
     ring_bytes: int
     """Committed bytes of rings."""
+    shared_bytes: int
+    """Bytes of frames that are kept for equal requests of other jobs."""
     batches: int
+    shared: int
+    """Of these, those whose frames were those of equal requests."""
     nbytes: int
     sampling_s: float
     waiting_s: float
@@ -122,12 +126,20 @@ class SamplingService:
         self._lock = threading.Lock()
         self._sessions = Sessions(self.limits, clock, grant_of)
         self._memory = BufferPool(self.limits.frame_memory)
+        self._shared = SharedFrames(
+            self.limits.shared_frame_memory,
+            keep_s=self.limits.frame_s,
+            channels=self._sessions.channels,
+            lock=self._lock,
+            clock=clock,
+        )
         most_threads = workers * (1 if graph.is_whole else THREADS_PER_WORKER)
         scratch = Scratch(self.limits, places(most_threads), clock)
         self._scheduler = Scheduler(
             self._lock,
             self.frames,
             self._memory,
+            self._shared,
             limits=self.limits,
             scratch=scratch,
             clock=clock,
@@ -138,6 +150,7 @@ class SamplingService:
         self._maker = FrameMaker(
             self._samplers,
             self._memory,
+            self._shared,
             counters,
             most_edges=scratch.most,
             most_bytes=self.limits.batch_bytes,
@@ -185,6 +198,7 @@ class SamplingService:
             held = self.state in ("ready", "draining")
             if held:
                 self._graph, self._store = graph, store
+                self._shared.clear()
         if held:
             self._samplers.sample_from(graph, store)
         elif store is not None:
@@ -206,6 +220,7 @@ class SamplingService:
         with self._lock:
             if self.state != "closed":
                 self.state = "draining"
+            self._shared.close()
             channels = list(self._sessions.channels.values())
         self._scheduler.refuse(channels, self._not_ready())
         delivered = self._scheduler.wait_until_delivered(timeout_s)
@@ -220,6 +235,7 @@ class SamplingService:
         """End everything, within seconds. Closing twice is fine."""
         with self._lock:
             self.state = "closed"
+            self._shared.close()
             ended = self._sessions.take_all()
             store, self._store = self._store, None
         self._scheduler.end(ended, self._not_ready())
@@ -288,6 +304,7 @@ class SamplingService:
             done=done,
             came=self._clock(),
             span=span,
+            key=request_key(channel, message),
         )
         self._scheduler.submit(task)
         return task
@@ -351,7 +368,9 @@ class SamplingService:
             ready_bytes=self.frames.nbytes,
             frame_bytes=self._memory.lent,
             ring_bytes=self.rings.held,
+            shared_bytes=self._shared.nbytes,
             batches=totals.batches,
+            shared=totals.shared,
             nbytes=totals.nbytes,
             sampling_s=totals.sampling_s,
             waiting_s=totals.waiting_s,
@@ -407,6 +426,8 @@ class SamplingService:
 
     def _sweep_memory(self) -> None:
         now = self._clock()
+        with self._lock:
+            self._shared.sweep()
         self.frames.drop_forgotten(now - self.limits.frame_s)
         self._scheduler.relieve(now - _UNFETCHED_S)
         idle_s = now - self._scheduler.last_turn

@@ -63,6 +63,8 @@ class Result:
     """The failure is that the owner of some nodes did not respond."""
     sampling_s: float = 0.0
     waiting_s: float = 0.0
+    shared: bool = False
+    """The frame is that of an equal request of another producer."""
     overflows: bool = False
     """The frame does not fit the requested slot. With 0 ``nbytes``, there was no other memory either."""
     too_large: bool = False
@@ -72,6 +74,11 @@ class Result:
 
 
 SKIPPED = Result(skipped=True)
+
+Place = tuple[int, int, int]
+"""Place of a batch in its run: epoch, number among those of all ranks, number among those of its rank."""
+
+_NOWHERE: Place = (-1, -1, -1)
 
 
 class StopCause(Enum):
@@ -97,6 +104,10 @@ class SampleTask:
     slot: int
     done: Callable[[Result], None]
     came: float
+    key: bytes = b""
+    """Equal keys stand for equal frames (``request_key``). Empty: not shared."""
+    shared: Bytes | None = None
+    """Frame of an equal request of another producer, uint8 [nbytes]: nothing needs to be sampled."""
     inline_bytes: int = 0
     """A frame of at most so many bytes may be sent in the reply."""
     abandoned: bool = False
@@ -153,6 +164,10 @@ class SampleTask:
         return self.request.nbytes
 
     @property
+    def place(self) -> Place:
+        return self.request.epoch, self.request.number, self.request.batch
+
+    @property
     def needs_frame_memory(self) -> bool:
         ring = self.channel.ring
         return ring is None or not ring.is_shared or not self.slot or self.channel.overflows
@@ -163,12 +178,15 @@ class ChannelTotals:
     """Sums over the results of a channel, or of all channels."""
 
     batches: int = 0
+    shared: int = 0
+    """Batches whose frames were those of equal requests of other producers."""
     nbytes: int = 0
     sampling_s: float = 0.0
     waiting_s: float = 0.0
 
     def add(self, result: Result) -> None:
         self.batches += 1
+        self.shared += result.shared
         self.nbytes += result.nbytes
         self.sampling_s += result.sampling_s
         self.waiting_s += result.waiting_s
@@ -214,6 +232,8 @@ class Channel:
     owner: Identity = LOCAL
     """Owner of the job, for whose quotas the channel counts."""
     fence: int = 0
+    place: Place = _NOWHERE
+    """Place of the last batch, in the order of a run, that was requested since the fence was raised."""
     closed: bool = False
     overflows: bool = False
     """The last frame did not fit the requested slot."""
@@ -235,7 +255,7 @@ class Channel:
 
     def raise_fence(self, fence: int) -> list[SampleTask]:
         """Leave older epochs, and stop their batches. Return their requests that no thread has begun."""
-        self.fence = fence
+        self.fence, self.place = fence, _NOWHERE
         for each in self.running:
             if each.fence < fence:
                 each.stop(StopCause.STALE)
@@ -266,6 +286,8 @@ class ChannelLoad:
     transport: str
     """``ring`` or ``network``."""
     batches: int
+    shared: int
+    """Of these, those whose frames were those of equal requests of other producers."""
     nbytes: int
     queued: int
     """Requests that no thread has begun."""
@@ -285,6 +307,7 @@ class ChannelLoad:
             name=channel.name,
             transport="network" if channel.ring is None else "ring",
             batches=channel.totals.batches,
+            shared=channel.totals.shared,
             nbytes=channel.totals.nbytes,
             queued=len(channel.queue),
             ready=ready,
