@@ -197,7 +197,7 @@ class Simulation:
         owner = task.channel.owner
         self._free += 1
         del self._ran[task]
-        self.turns.settle(task, self.costs[owner])
+        self.turns.settle(task, self.costs[owner], busy_s=self.costs[owner])
         self.batches[owner] += 1
         self._at(self.think_s, self._ask_again, task.channel)
 
@@ -276,11 +276,11 @@ def test_a_heavy_batch_waits_a_moment_only_for_an_owner_that_was_served_just_now
     light, heavy = channel("l", 1, owner=owner_of(1)), channel("h", 2, owner=owner_of(2))
     turns.enter(heavy)
     first: Any = turns.next(lambda _: True)
-    turns.settle(first, 5.0)
+    turns.settle(first, 5.0, busy_s=5.0)
     turns.enter(light)
     served: Any = turns.next(lambda _: True)
     assert served.channel is light
-    turns.settle(served, 0.01)
+    turns.settle(served, 0.01, busy_s=0.01)
     assert turns.next(lambda _: True) is None
     assert turns.awaited == light.owner
     clock.now += 0.1
@@ -301,23 +301,23 @@ def test_a_running_batch_is_charged_and_yields_to_an_owner_with_less_time() -> N
     light: Any = turns.next(lambda _: True)
     assert light.channel.name == "l"
     assert turns.next(lambda _: True) is None  # The next request of the light owner is about to come.
-    turns.settle(light, 0.01)
+    turns.settle(light, 0.01, busy_s=0.01)
     clock.now += 1.0
     assert following(turns) is heavy
-    turns.settle(heavy, 6.0)
+    turns.settle(heavy, 6.0, busy_s=6.0)
 
 
 def test_an_owner_with_a_batch_set_aside_begins_light_ones_alone() -> None:
     turns = FairQueue(Clock())
     turns.enter(channel("h", 4, owner=owner_of(1)))
     first: Any = turns.next(lambda _: True)
-    turns.settle(first, 5.0)
+    turns.settle(first, 5.0, busy_s=5.0)
     heavy: Any = turns.next(lambda _: True)
     turns.set_aside(heavy)
     light = channel("l", 3, owner=owner_of(1), plan=b"light")
-    turns.settle(Task.of(light), 0.0)
+    turns.settle(Task.of(light), 0.0, busy_s=0.0)
     for _ in range(20):
-        turns.settle(Task.of(light), 0.01)
+        turns.settle(Task.of(light), 0.01, busy_s=0.01)
     turns.enter(light)
     assert following(turns) is heavy
     turns.set_aside(heavy)
@@ -378,13 +378,22 @@ def test_their_share_is_of_the_time() -> None:
     for _ in range(60):
         task = following(turns)
         taken += task.name
-        turns.settle(task, 0.02)
+        turns.settle(task, 0.02, busy_s=0.02)
     assert taken.startswith("i" * 25)  # 0.5 s.
     assert taken[26:60].count("i") == pytest.approx(17, abs=1)
     clock.now += 0.2  # 0.1 s for them, of which they owe at most a quantum.
     assert following(turns).name in "ia"
     clock.now += 10
     assert order(turns, 3) == "iii"
+
+
+def test_waits_for_a_core_cost_them_nothing() -> None:
+    """Of 0.2 s, a batch of 2 ms waited 0.198 s for trainers' batches: it is light, and its share lasts."""
+    turns, _ = urgent(0.5, channel("a", 99), channel("i", 99, interactive=True))
+    for _ in range(99):
+        task = following(turns)
+        assert task.name == "i"
+        turns.settle(task, 0.2, busy_s=0.002)
 
 
 def test_without_a_share_they_take_turns() -> None:
@@ -396,7 +405,7 @@ def test_without_a_share_they_take_turns() -> None:
 def test_a_heavy_batch_does_not_go_first() -> None:
     heavy = channel("h", 2, interactive=True, plan=b"heavy")
     turns, _ = urgent(1.0, heavy)
-    turns.settle(following(turns), 5.0)
+    turns.settle(following(turns), 5.0, busy_s=5.0)
     turns.enter(channel("a", 1))
     assert turns.next_interactive(lambda _: True) is None
 
@@ -409,7 +418,7 @@ def test_an_owner_that_is_far_ahead_of_another_takes_turns() -> None:
         task = following(turns)
         taken += task.name
         turns.interactive.charge(-1.0)
-        turns.settle(task, 0.05)
+        turns.settle(task, 0.05, busy_s=0.05)
     assert taken.startswith("i" * 20)
     assert taken[22:].count("a") == pytest.approx(19, abs=1)
 

@@ -321,10 +321,10 @@ def test_a_paused_batch_is_not_charged_and_goes_on_where_it_was() -> None:
     other = began(turns, made)
     assert other.channel.owner == HONEST
     look(made, clock, 0.05)
-    made.end(other, 0.05)
+    made.end(other, 0.05, busy_s=0.05)
     clock.now += 1.0
     assert (task.ran_s, made.busy) == (ran, 0)
     assert began(turns, made) is task
     assert (task.flag.paused, task.aside_since, made.busy) == (False, None, 1)
-    made.end(task, 2.0)
+    made.end(task, 2.0, busy_s=2.0)
     assert not made.begun

@@ -196,8 +196,6 @@ class FairQueue:
 
     def _spend(self, task: SampleTask, seconds: float) -> None:
         self._owners[task.channel.owner].spent += seconds / self._share_of(task.channel.owner)
-        if task.channel.interactive:
-            self.interactive.charge(seconds)
 
     def is_to_yield(self, task: SampleTask, admits: Callable[[SampleTask], bool]) -> bool:
         """Return whether an owner with less time than that of a running batch has a batch to run."""
@@ -210,15 +208,20 @@ class FairQueue:
         owner.running.discard(task)
         owner.aside.append(task)
 
-    def settle(self, task: SampleTask, seconds: float) -> None:
+    def settle(self, task: SampleTask, seconds: float, *, busy_s: float) -> None:
         """End a batch, charged the seconds that it took in place of the expected ones.
 
         One whose frame was there is charged the expected ones: as if no other job had requested it.
+
+        An interactive batch is light or heavy, and takes of the interactive share, by ``busy_s``: other work
+        for which it waited, without a core, must not use up the share.
         """
         owner = self._owners[task.channel.owner]
         if task.shared is None:
             self._spend(task, seconds - task.charged_s)
-            self._costs.add(task.channel, seconds)
+            self._costs.add(task.channel, busy_s if task.channel.interactive else seconds)
+        if task.channel.interactive:
+            self.interactive.charge(busy_s)
         task.charged_s = 0.0
         owner.running.discard(task)
         if task in owner.aside:

@@ -250,7 +250,7 @@ class FrameMaker:
 
     def make(self, task: SampleTask, thread: int) -> Result:
         """Sample and write a batch. An exception becomes a failure record with the number of this thread."""
-        began = time.perf_counter()
+        began, cpu_began = time.perf_counter(), time.thread_time()
         if task.span is not None:
             task.span.record("gigl.queue", task.came, began)
         try:
@@ -265,7 +265,9 @@ class FrameMaker:
             made = _failed(task, error, thread)
         if made.refusal is not None:
             return made
-        return replace(made, sampling_s=time.perf_counter() - began)
+        sampling_s = time.perf_counter() - began
+        busy_s = sampling_s if self._samplers.ask_others else time.thread_time() - cpu_began
+        return replace(made, sampling_s=sampling_s, busy_s=busy_s)
 
     def _made(self, task: SampleTask) -> Result:
         if task.is_stale():

@@ -140,6 +140,11 @@ class SamplerPool:
             old.store.close()
 
     @property
+    def ask_others(self) -> bool:
+        """Whether samplers wait for other servers, which hold a part of the graph."""
+        return self._source.store is not None
+
+    @property
     def idle(self) -> int:
         with self._lock:
             return len(self._idle)

@@ -158,7 +158,7 @@ class Scheduler:
         channel = task.channel
         with self._lock:
             channel.running.discard(task)
-            self._slices.end(task, made.sampling_s)
+            self._slices.end(task, made.sampling_s, busy_s=made.busy_s)
             self._shared.end(task)
             again = self._scratch.end(task, too_large=made.too_large)
             if self._is_to_wait(task, made, again=again):

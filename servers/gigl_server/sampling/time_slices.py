@@ -94,14 +94,17 @@ class TimeSlices:
         task.flag.resume()
         return False
 
-    def end(self, task: SampleTask, seconds: float) -> None:
-        """Record the end of a batch that took ``seconds``, the time that it was set aside included."""
+    def end(self, task: SampleTask, seconds: float, *, busy_s: float) -> None:
+        """Record the end of a batch that took ``seconds``, the time that it was set aside included.
+
+        ``busy_s``: of these, without the time for which its thread waited for a core.
+        """
         self.begun.discard(task)
         if task.aside_since is None:
             self.busy -= 1
         else:
             task.aside_s += self._clock() - task.aside_since
-        self._turns.settle(task, max(seconds - task.aside_s, task.ran_s, 0.0))
+        self._turns.settle(task, max(seconds - task.aside_s, task.ran_s, 0.0), busy_s=busy_s)
 
     def look(self, admits: Callable[[SampleTask], bool]) -> None:
         """Charge batches the time that passed, stop batches beyond their limit, and set some aside."""

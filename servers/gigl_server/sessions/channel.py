@@ -62,6 +62,8 @@ class Result:
     unavailable: bool = False
     """The failure is that the owner of some nodes did not respond."""
     sampling_s: float = 0.0
+    busy_s: float = 0.0
+    """Of ``sampling_s``, without the time for which the thread waited for a core."""
     waiting_s: float = 0.0
     shared: bool = False
     """The frame is that of an equal request of another producer."""
