@@ -7,6 +7,7 @@ from gigl_loader.loaders.stream import BatchPipeline
 
 class _Frame(str):
     counters: ClassVar = {"late": 2}
+    span: ClassVar = None
 
 
 class _Transfer:
