@@ -5,8 +5,11 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import signal
 import socket
+import subprocess
 import threading
+import urllib.request
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
@@ -21,7 +24,7 @@ from gigl_loader.errors import StorageUnavailable
 from gigl_loader.rpc.credentials import Caller
 from gigl_loader.rpc.tokens import authorization
 from tests.support.clusters import addresses_of, servers_of
-from tests.support.command_line import run_here
+from tests.support.command_line import COMMAND, run_here
 from tests.support.leftovers import wait_until
 from tests.support.store_graph import write_graph
 
@@ -89,6 +92,18 @@ def test_loads_of_a_cluster_are_what_top_prints(tmp_path: Path) -> None:
         printed = json.loads(run_here("top", first, "--json").stdout)
     assert [each["address"] for each in found["servers"]] == addresses_of(servers)
     assert shape(found) == shape(printed)
+
+
+def test_the_command_prints_the_link_and_ends_at_ctrl_c(tmp_path: Path) -> None:
+    with servers_of(write_graph(tmp_path / "graph"), 1) as servers:
+        command = [*COMMAND, "top", *addresses_of(servers), "--web", "0", "--interval", "7"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            [link] = re.findall(r"http://127\.0\.0\.1:\d+/#token=\S+&interval=7", process.stdout.readline())
+            with urllib.request.urlopen(link.partition("#")[0], timeout=20) as reply:
+                assert "<title>gigl-loader top</title>" in reply.read().decode()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 0
 
 
 def shape(document: Any) -> Any:
