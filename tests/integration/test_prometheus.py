@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(300),
     pytest.mark.skipif(not shutil.which("prometheus"), reason="needs prometheus"),
     pytest.mark.skipif(not MONITORING.exists(), reason="the tests were copied without deploy/"),
     pytest.mark.usefixtures("no_leftovers"),

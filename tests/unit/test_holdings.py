@@ -64,7 +64,7 @@ class Store:
         self.closed = True
 
 
-CHANNEL: Any = type("Channel", (), {"deferred_features": False, "closed": False})()
+CHANNEL: Any = type("Channel", (), {"deferred_features": False, "closed": False, "interactive": False})()
 CHANNEL.producer = type("Producer", (), {"plan_text": "plan", "plan": Plan()})()
 
 
