@@ -126,6 +126,7 @@ const CHANNELS = [
   ["server", (row) => String(row.rank)],
   ["by", (row) => row.transport, "text"],
   ["batches", (row) => number(row.batches)],
+  ["shared", (row) => number(row.shared)],
   ["bytes", (row) => bytes(row.bytes)],
   ["queue", (row) => number(row.queued)],
   ["ready", (row) => number(row.ready)],
