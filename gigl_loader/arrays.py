@@ -1,7 +1,8 @@
-"""Types of NumPy arrays, as annotations name them."""
+"""Types of NumPy arrays, as annotations name them, and what is computed of any."""
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,15 @@ Bytes = npt.NDArray[np.uint8]
 Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]
 Int64Array = npt.NDArray[np.int64]
+
+
+def digest_of_integers(*arrays: Int64Array | None) -> str:
+    """Return the digest of arrays, one after the other, as int64, in 32 hex digits. ``None`` is left out."""
+    digest = hashlib.blake2b(digest_size=16)
+    for array in arrays:
+        if array is not None:
+            digest.update(np.ascontiguousarray(array, dtype="<i8").data)
+    return digest.hexdigest()
 
 
 def first_true(mask: npt.ArrayLike) -> int | None:

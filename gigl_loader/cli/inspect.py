@@ -63,10 +63,24 @@ def _document(path: str, graph: Graph, *, verified: bool) -> dict[str, Any]:
             }
             for each in _quantized(graph.schema)
         ],
+        "splits": _splits(graph),
         "features": _features_here(graph),
         "partitioning": _partitioning(graph),
         "schema": graph.schema.to_json(),
     }
+
+
+def _splits(graph: Graph) -> list[dict[str, Any]]:
+    """Return the splits of nodes, with the digest that states and ledgers have of their seeds."""
+    from gigl_loader.arrays import digest_of_integers
+
+    found = []
+    for node_type, nodes in graph.schema.nodes.items():
+        for name, count in nodes.splits.items():
+            ids = graph.directory(node_type).node_ids(graph.split(node_type, name))
+            digest = digest_of_integers(ids)
+            found.append({"type": node_type, "split": name, "nodes": count, "digest of seeds": digest})
+    return found
 
 
 def _features_here(graph: Graph) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 from typing_extensions import Self
 
-from gigl_loader.arrays import Int64Array
+from gigl_loader.arrays import Int64Array, digest_of_integers
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE
 from gigl_loader.options import is_edge_type, known_edge_type
 from gigl_loader.sampling.plans.link import GIVEN
@@ -97,21 +96,13 @@ class SeedNodes:
         """Return size and digest of the input as plain values."""
         ids = directory.node_ids(self.node_type, self.positions) if self.ids is None else self.ids
         arrays = (ids, self.places, *self.times.values())
-        return {"number of seeds": len(ids), "digest of seeds": _digest(*arrays)}
+        return {"number of seeds": len(ids), "digest of seeds": digest_of_integers(*arrays)}
 
     def with_times(self, times: Mapping[str, Int64Array]) -> Self:
         return replace(self, times=times)
 
     def without_ids(self) -> SeedNodes:
         return replace(self, ids=None)
-
-
-def _digest(*arrays: Int64Array | None) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for array in arrays:
-        if array is not None:
-            digest.update(np.ascontiguousarray(array, dtype="<i8").data)
-    return digest.hexdigest()
 
 
 def _in_split(split: str | None) -> str:
@@ -299,7 +290,7 @@ class SeedLinks:
                 directory.node_ids(self.edge_type[2], self.dst),
             )
         )
-        digest = _digest(src, dst, *self.times.values(), self.negative_ids)
+        digest = digest_of_integers(src, dst, *self.times.values(), self.negative_ids)
         return {"number of links": len(src), "digest of links": digest}
 
     def with_times(self, times: Mapping[str, Int64Array]) -> Self:

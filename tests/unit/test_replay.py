@@ -283,6 +283,18 @@ def test_the_ledgers_of_ranks_are_given_together(graph: Path, tmp_path: Path) ->
     assert replay(path, tmp_path / "run.rank1.jsonl", "--graph", graph)[0] == 0  # The uneven last step.
 
 
+@pytest.mark.parametrize("assigner", ["range", "hash"])
+def test_inspect_tells_the_digest_of_the_seeds_that_states_have(assigner: str, tmp_path: Path) -> None:
+    path = built(tmp_path / "graph", heterogeneous(), assigner=assigner)
+    with DistNeighborLoader(DistDataset.open(path), [2], "train", **OPTIONS) as loader:
+        state = loader.state_dict()
+    document = json.loads(run_here("inspect", str(path), "--json").stdout)
+    assert document["digest"] == state["digests"]["graph"]
+    [split] = [each for each in document["splits"] if each["split"] == "train"]
+    assert (split["type"], split["nodes"]) == ("user", state["made_with"]["number of seeds"])
+    assert split["digest of seeds"] == state["made_with"]["digest of seeds"]
+
+
 def test_draws_that_depend_on_the_number_of_the_batch(graph: Path, tmp_path: Path) -> None:
     options = {**OPTIONS, "sampler_options": LaborSamplerOptions(batch_dependency=3)}
     with DistNeighborLoader(DistDataset.open(graph), [4, 3], "train", **options) as loader:
