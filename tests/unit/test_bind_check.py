@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 import time
@@ -41,7 +42,9 @@ def test_a_port_that_is_taken_for_good_is_named_after_the_wait(caplog: pytest.Lo
     ):
         wait_free([address], 0.25)
     assert time.monotonic() - began >= 0.25
-    assert caplog.messages == [f"port {address} is taken: trying again for 0.25 s"]
+    (message,) = caplog.messages
+    # What is left of the time when the port is found taken: a little less on a busy machine.
+    assert re.fullmatch(rf"port {address} is taken: trying again for 0(\.[0-2]\d?)? s", message)
 
 
 def test_all_ports_share_one_wait() -> None:
