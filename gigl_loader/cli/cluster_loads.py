@@ -183,6 +183,7 @@ def tables(loads: Loads, before: Loads | None, *, width: int) -> Iterator[Table 
         yield f"[{_COLORS[warning.severity]}]{_escaped(warning.text)}"
     yield from _topology(loads)
     yield from _shared(loads)
+    yield from _interactive(loads, earlier, seconds)
     yield from _rows(loads, earlier, seconds)
     if any(each.load.get("channels") for each in loads.servers):
         yield _channels(loads)
@@ -227,6 +228,30 @@ def _shared(loads: Loads) -> Iterator[str]:
     ]
     if told:
         yield f"sampled for another job: {'; '.join(told)}"
+
+
+def _interactive(loads: Loads, earlier: dict[str, ServerLoad], seconds: float) -> Iterator[str]:
+    """Yield a line for the batches on request of servers: how many, how fast, and how long they waited.
+
+    The mean wait is that of batches since ``earlier``; of all, where there were none.
+    """
+    told = []
+    for rank, each in enumerate(loads.servers):
+        count = each.load.get("interactive_batches", 0)
+        queued = sum(channel["queued"] for channel in each.load.get("channels", []) if channel["interactive"])
+        if not count and not queued:
+            continue
+        before = earlier.get(each.address)
+        since = before.load if before is not None else {}
+        new = count - since.get("interactive_batches", 0)
+        if new <= 0:  # None came, or the server was started again.
+            new, since = count, {}
+        waited_s = each.load["interactive_waiting_s"] - since.get("interactive_waiting_s", 0.0)
+        wait_ms = waited_s / max(new, 1) * 1e3
+        rate = _rate(each, before, "interactive_batches", seconds, 1)
+        told.append(f"server {rank} {count:,} ({rate}/s), {queued} queued, {wait_ms:,.1f} ms wait")
+    if told:
+        yield f"batches on request: {'; '.join(told)}"
 
 
 def _rows(loads: Loads, earlier: dict[str, ServerLoad], seconds: float) -> Iterator[str]:

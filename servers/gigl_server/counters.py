@@ -44,6 +44,11 @@ class DurationCounts(NamedTuple):
     """Durations by interval. Each interval ends with one of ``Durations.BOUNDS_S``; the last has no end."""
     sum_s: float
 
+    @property
+    def total(self) -> int:
+        """Number of durations."""
+        return sum(self.counts)
+
 
 class Durations:
     """Counter of durations by interval. Its owner's lock guards it."""

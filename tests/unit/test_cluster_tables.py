@@ -6,17 +6,24 @@ import io
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from rich.console import Console
 
+from gigl_client import RemoteDistDataset
 from gigl_loader.cli import cluster_loads
 from gigl_loader.cli.cluster_loads import Loads, Looker, ServerLoad, tables
 from gigl_loader.native.draws import DRAW_SPECIFICATION
+from gigl_loader.partition import build_graph, tables_from_pyg
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.credentials import Caller
 from gigl_loader.rpc.versions import WIRE_VERSION
+from tests.support.clusters import addresses_of, servers_of
+from tests.support.pyg_graphs import homogeneous
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def loads(*servers: ServerLoad) -> Loads:
@@ -93,6 +100,44 @@ def test_batches_that_were_sampled_for_another_job_are_told() -> None:
     some, none = server(load_of(batches=1200, shared=900, shared_bytes=61 << 20)), server(load_of(batches=7))
     assert "sampled for another job: server 1 900 of 1,200 batches, 64.0 MB kept" in shown(none, some)
     assert not any("another job" in line for line in shown(none, server({}, "nothing listens there")))
+
+
+def test_batches_on_request_are_told_with_their_wait() -> None:
+    def look(at: float, batches: int, waiting_s: float, *channels: Any) -> Loads:
+        load = load_of(interactive_batches=batches, interactive_waiting_s=waiting_s, channels=channels)
+        return Loads(at=at, graph="0" * 64, servers=(server(load),))
+
+    def line(now: Loads, before: Loads | None = None) -> str:
+        (found,) = [
+            each for each in tables(now, before, width=160) if isinstance(each, str) and "request" in each
+        ]
+        return found
+
+    first = look(0.0, 1000, 2.0)
+    waits = messages.ChannelLoad(interactive=True, queued=3)
+    trains = messages.ChannelLoad(queued=7)
+    assert line(first) == "batches on request: server 0 1,000 (-/s), 0 queued, 2.0 ms wait"
+    then = look(2.0, 1100, 2.5, waits, trains)
+    assert line(then, first) == "batches on request: server 0 1,100 (50.0/s), 3 queued, 5.0 ms wait"
+    assert line(look(4.0, 10, 0.01), then) == "batches on request: server 0 10 (0.0/s), 0 queued, 1.0 ms wait"
+    assert not any("request" in each for each in shown(server(load_of(batches=7))))
+
+
+def test_a_sampler_that_stays_open_is_shown(tmp_path: Path) -> None:
+    build_graph(tables_from_pyg(homogeneous(200, 1000)), tmp_path / "graph")
+    with (
+        servers_of(tmp_path / "graph", 1) as servers,
+        RemoteDistDataset.connect(addresses_of(servers)) as dataset,
+        Looker(addresses_of(servers)[0], Caller(), 10.0) as looker,
+        dataset.sampler([3, 2]) as sampler,
+    ):
+        for seed in range(3):
+            sampler.sample([seed])
+        look = looker.look()
+        assert [each["interactive"] for each in look.servers[0].load["channels"]] == [True]
+        assert any(
+            "batches on request: server 0 3 (-/s)" in str(each) for each in tables(look, None, width=160)
+        )
 
 
 def test_topology_of_other_partitions_is_told() -> None:

@@ -141,7 +141,11 @@ def test_everything_that_a_frame_depends_on_is_in_the_key() -> None:
             sample_request(trainer.channel.id, 3, epoch=1),
             sample_request(trainer.channel.id, 4),
             sample_request(trainer.channel.id, 3, number=1),
-            sample_request(trainer.channel.id, 3, index=bytes(8)),
+        ]
+        size = len(requests[0].index)
+        requests += [
+            sample_request(trainer.channel.id, 3, index=bytes(size)),
+            sample_request(trainer.channel.id, 3, inputs=bytes(size)),
         ]
         keys = [request_key(trainer.channel, each) for each in requests]
         keys += [request_key(deferred.channel, requests[0])]

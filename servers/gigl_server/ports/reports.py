@@ -127,6 +127,7 @@ def server_load(
     show_names: bool = False,
 ) -> Any:
     """Return the reply to ``Load``. Only channels of ``job`` show their names, unless ``show_names``."""
+    waited = load.durations["waiting", "interactive"]
     reply: Any = messages.ServerLoad(
         totals=peer.statistics(),
         calls=peer.calls(),
@@ -139,6 +140,8 @@ def server_load(
         batches=load.batches,
         shared=load.shared,
         shared_bytes=load.shared_bytes,
+        interactive_batches=waited.total,
+        interactive_waiting_s=waited.sum_s,
         bytes=load.nbytes,
         topology_partitions=load.topology_partitions,
         channels=[_channel_load(each, named=show_names or each.job == job) for each in load.channels],
@@ -165,6 +168,7 @@ def _channel_load(load: ChannelLoad, *, named: bool) -> Any:
         key=load.key if named else "",
         name=load.name if named else "",
         transport=load.transport,
+        interactive=load.interactive,
         batches=load.batches,
         shared=load.shared,
         bytes=load.nbytes,

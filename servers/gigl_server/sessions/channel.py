@@ -287,6 +287,8 @@ class ChannelLoad:
     name: str
     transport: str
     """``ring`` or ``network``."""
+    interactive: bool
+    """A caller waits for each batch."""
     batches: int
     shared: int
     """Of these, those whose frames were those of equal requests of other producers."""
@@ -308,6 +310,7 @@ class ChannelLoad:
             key=channel.producer.key,
             name=channel.name,
             transport="network" if channel.ring is None else "ring",
+            interactive=channel.interactive,
             batches=channel.totals.batches,
             shared=channel.totals.shared,
             nbytes=channel.totals.nbytes,
