@@ -48,11 +48,14 @@ def trace_headers() -> tuple[tuple[str, str], ...]:
 
     Callers look first whether ``opentelemetry.trace`` is in ``sys.modules``: else it would be imported.
     """
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+    from opentelemetry.trace import get_current_span
 
-    headers: dict[str, str] = {}
-    TraceContextTextMapPropagator().inject(headers)
-    return tuple(each for each in headers.items() if len(each[1]) <= _MAX_HEADER_CHARACTERS)
+    span = get_current_span().get_span_context()
+    if not span.is_valid:
+        return ()
+    parent = ("traceparent", f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}")
+    state = span.trace_state.to_header()
+    return (parent, ("tracestate", state)) if 0 < len(state) <= _MAX_HEADER_CHARACTERS else (parent,)
 
 
 def trace_in(header_text: bytes) -> dict[str, str]:
@@ -75,6 +78,7 @@ class OpenSpan:
     def __init__(self, tracer: Tracer, span: Span) -> None:
         from opentelemetry.trace import set_span_in_context
 
+        self._is_recorded = span.is_recording()  # Else the sampler left it out, with all within it.
         self._offset_ns = _offset_ns()  # Once: steps of one span must not overlap.
         self._tracer = tracer
         self._span = span
@@ -82,10 +86,14 @@ class OpenSpan:
 
     def step(self, name: str, **attributes: Any) -> AbstractContextManager[Any]:
         """Return a context that is a step, and the current span. An exception fails the step."""
+        if not self._is_recorded:
+            return self._entered()
         return self._tracer.start_as_current_span(name, self._context, attributes=_dotted(attributes))
 
     def request(self, name: str, **attributes: Any) -> AbstractContextManager[Any]:
         """Return a context that is a step: a request that a server serves."""
+        if not self._is_recorded:
+            return self._entered()
         from opentelemetry.trace import SpanKind
 
         return self._tracer.start_as_current_span(
@@ -94,20 +102,29 @@ class OpenSpan:
 
     def record(self, name: str, began: float, ended: float) -> None:
         """Add a step that is over. Times are those of ``time.perf_counter``, in any process of this host."""
+        if not self._is_recorded:
+            return
         begin_ns, end_ns = (self._offset_ns + int(1e9 * each) for each in (began, ended))
         self._tracer.start_span(name, self._context, start_time=begin_ns).end(end_ns)
 
     def annotate(self, **attributes: Any) -> None:
         """Add attributes to the span."""
-        self._span.set_attributes(_dotted(attributes))
+        if self._is_recorded:
+            self._span.set_attributes(_dotted(attributes))
 
     def link_to_current(self) -> None:
         """Link the span to the current one of this thread, where there is one."""
         from opentelemetry.trace import get_current_span
 
         current = get_current_span().get_span_context()
-        if current.is_valid:
+        if current.is_valid and self._is_recorded:
             self._span.add_link(current)
+
+    def _entered(self) -> AbstractContextManager[Any]:
+        """Return a context in which the span is the current one, so that requests carry it."""
+        from opentelemetry.trace import use_span
+
+        return use_span(self._span, record_exception=False, set_status_on_exception=False)
 
     @contextmanager
     def ending(self) -> Iterator[OpenSpan]:

@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 
     import pytest
     from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.trace.sampling import Sampler
     from opentelemetry.trace import SpanContext
 
 
-def recorded(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
+def recorded(monkeypatch: pytest.MonkeyPatch, sampler: Sampler | None = None) -> InMemorySpanExporter:
     """Set a tracer provider for the rest of the test, as a program does. Return what exports its spans."""
     exporter = InMemorySpanExporter()
-    provider = TracerProvider(shutdown_on_exit=False)
+    provider = TracerProvider(sampler, shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)  # The API lets a process set one once.
     return exporter

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from opentelemetry import trace
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import SpanKind, StatusCode
 
 from gigl_client import RemoteDistDataset
@@ -121,7 +122,7 @@ def test_a_large_frame_is_fetched_within_the_batch(
     with remote(graph, 1, transport="network") as dataset:
         count = len(epoch_of(dataset))
     for batch in finished(spans, count):
-        assert batch.only("gigl.fetch").only("gigl.serve frame").only("gigl.send")
+        assert batch.only("gigl.fetch").only("gigl.serve frame")
 
 
 def test_control_calls_are_within_the_span_that_builds_the_loader(
@@ -212,6 +213,30 @@ def test_without_a_provider_there_are_no_spans_and_no_headers(
     assert trace_headers() == ()
     batches = epoch_of(DistDataset.open(graph))
     assert batches
+
+
+def test_servers_leave_out_what_the_sampler_of_the_trainer_left_out(
+    graph: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every server has the decision of the trainer, which made it for the whole batch."""
+    half = ParentBased(TraceIdRatioBased(0.5))
+    spans, sent = recorded(monkeypatch, half), list[int]()
+    headers = trace_headers
+
+    def noted() -> tuple[tuple[str, str], ...]:
+        found = headers()
+        sent.append(int(found[0][1][-2:], 16) & 1)  # The other bit: the id is random.
+        return found
+
+    monkeypatch.setattr("gigl_loader.rpc.connection.trace_headers", noted)
+    with remote(graph, transport="network") as dataset:
+        count = len(epoch_of(dataset, batch_size=10))
+    assert set(sent) == {0, 1}
+    found = batches_in(spans)
+    assert 0 < len(found) < count
+    assert all(each.only("gigl.request").only("gigl.serve sample") for each in found)
+    outside = {each.name for each in trees(spans.get_finished_spans())} - {"gigl.batch"}
+    assert outside.isdisjoint({"gigl.serve sample", "gigl.serve neighbors", "gigl.serve rows"})
 
 
 def test_only_trace_headers_are_read_and_wrong_ones_begin_a_trace(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from functools import lru_cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -405,8 +405,7 @@ class DataPort:
 
     def _send(self, call: DataCall, chunks: list[Bytes], crc: int | None) -> None:
         self._counters.add(bytes_out=sum(map(len, chunks)))
-        with nullcontext() if self._tracer is None else self._tracer.start_as_current_span("gigl.send"):
-            call.reply(chunks, _REPLY_S, _REPLY_S, crc, self._membership())
+        call.reply(chunks, _REPLY_S, _REPLY_S, crc, self._membership())
 
     def _frame(self, known: Known, handle: bytes) -> Bytes:
         """Return a frame, which its array keeps in memory."""
