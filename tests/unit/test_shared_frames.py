@@ -263,6 +263,30 @@ def test_frames_make_room_when_memory_is_short(wanted: list[bytes]) -> None:
         assert all(other.fetch(each) for each in held)
 
 
+def test_frames_for_slots_take_no_memory_that_frames_to_be_fetched_need(wanted: list[bytes]) -> None:
+    with service_of(memory=8 << 20, frame_bytes=512 << 10) as service:
+        service.ring_door = "somewhere"
+        given: dict[str, Any] = {"ring_slots": 2, "ring_slot_bytes": 1 << 20}
+        ahead, behind = trainers_of(service, **given)
+        other = Trainer(service, job=JOBS[3])
+        held: list[Any] = []
+        while service.load().frame_bytes <= 256 << 10:
+            other.ask(len(held), epoch=7)
+            held.append(other.answers.next()[1])
+        before = service.load().frame_bytes
+        for batch in range(4):
+            for trainer in (ahead, behind):
+                trainer.ask(batch, slot=1)
+                assert trainer.answers.next()[1].in_slot
+                load = service.load()
+                assert (load.frame_bytes, load.shared_bytes) == (before, 0)
+        assert all(other.fetch(each) for each in held)
+        for trainer in (ahead, behind):
+            trainer.ask(5, slot=1)
+            assert trainer.answers.next()[1].nbytes == len(wanted[5])
+        assert shared(service) == 1
+
+
 def test_frames_that_no_job_comes_for_are_dropped_in_time() -> None:
     clock = Clock()
     with service_of(clock=clock) as service:

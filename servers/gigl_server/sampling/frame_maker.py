@@ -282,7 +282,8 @@ class FrameMaker:
             nbytes = sampled.layout.nbytes
             if task.is_stale():
                 return Result()
-            is_wanted = self._shared.wants(task, nbytes)
+            has_room = self._memory.lent + nbytes <= self._memory.nbytes // 2
+            is_wanted = has_room and self._shared.wants(task, nbytes)
             slot = None if is_wanted else self._slot(task, nbytes)
             if slot is None and not is_wanted and self._has_no_memory(task):
                 return Result(overflows=True)
