@@ -60,6 +60,8 @@ class Scheduler:
         """When a thread last began a batch."""
         self._lock = lock
         self._work = threading.Condition(lock)
+        self._work_on_request = threading.Condition(lock)
+        self._idle_on_request = 0
         self._begun = threading.Condition(lock)
         self._frames = frames
         self._memory = memory
@@ -108,7 +110,8 @@ class Scheduler:
                     task.channel.queue.append(task)
                     self._turns.enter(task.channel)
                     self._shared.note(task)
-                    self._work.notify()
+                    on_request = task.channel.interactive and self._idle_on_request
+                    (self._work_on_request if on_request else self._work).notify()
                 else:
                     ended.append(task)
         finally:  # Also when the new request is refused: older ones must get their result.
@@ -125,11 +128,11 @@ class Scheduler:
         if task.handle:
             self._frames.drop(task.handle)
 
-    def next(self) -> SampleTask | None:
-        """Wait for the next request to sample. ``None`` after ``close``."""
+    def next(self, *, on_request: bool = False) -> SampleTask | None:
+        """Wait for the next request, ``on_request`` for an interactive one. ``None`` after ``close``."""
         with self._work:
             while not self._closed:
-                task = self._chosen()
+                task = self._chosen_on_request() if on_request else self._chosen()
                 if task is not None:
                     self._scratch.begin(task)
                     self._shared.begin(task)
@@ -138,7 +141,13 @@ class Scheduler:
                     self._begun.notify()
                     self._work.notify()  # Another request may be admitted, or has to be looked after.
                     return task
-                self._wait_for_work()
+                if on_request:
+                    self._work.notify()  # Where there is a request, it takes its turn among others.
+                    self._idle_on_request += 1
+                    self._work_on_request.wait()
+                    self._idle_on_request -= 1
+                else:
+                    self._wait_for_work()
         return None
 
     def keep_turns(self) -> None:
@@ -218,8 +227,8 @@ class Scheduler:
             self._closed = True
             for task in self._slices.begun:
                 task.stop(StopCause.SERVER)
-            self._work.notify_all()
-            self._begun.notify_all()
+            for waiting in (self._work, self._work_on_request, self._begun):
+                waiting.notify_all()
 
     def wait_until_delivered(self, timeout_s: float) -> bool:
         """Wait until no thread samples and every frame was sent. Return whether that was reached."""
@@ -236,10 +245,11 @@ class Scheduler:
             task = self._turns.next(self._admission())
             if task is None or self._slices.run(task):
                 return task
+        return None
+
+    def _chosen_on_request(self) -> SampleTask | None:
         task = self._turns.next_interactive(self._admission()) if self._slices.has_extra_thread else None
-        if task is not None:
-            self._slices.run(task)
-        return task
+        return task if task is None or self._slices.run(task) else None
 
     def _wait_for_work(self) -> None:
         """Wait until a request comes, a batch ends or is set aside. One thread also looks for free memory."""

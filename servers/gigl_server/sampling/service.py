@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from gigl_loader.processes import release_freed_memory
@@ -19,7 +20,7 @@ from gigl_server.sampling.frame_maker import FrameMaker, SharedFrames, request_k
 from gigl_server.sampling.journal import Journal
 from gigl_server.sampling.sampler_pool import SamplerPool, Scratch
 from gigl_server.sampling.scheduler import Scheduler
-from gigl_server.sampling.time_slices import places
+from gigl_server.sampling.time_slices import extra_threads, places
 from gigl_server.sampling.worker_pool import Housekeeper, WorkerPool
 from gigl_server.sessions.channel import ChannelLoad, Result, SampleTask
 from gigl_server.sessions.registry import (
@@ -52,6 +53,8 @@ THREADS_PER_WORKER = 4
 
 _JOIN_S = 5.0
 _IDLE_S = 60.0
+_NICE = 5
+"""Of threads that sample for all channels, so that those for batches on request have a core sooner."""
 _RELEASE_EVERY_S = 10.0
 """While idle. Freed messages of refused callers stay with the process: 86 MB after 16 of 16 MiB."""
 _RELEASE_BYTES = 64 << 20
@@ -178,7 +181,9 @@ class SamplingService:
                 self._samplers.sample_from(self._graph, store)
                 self._num_threads = threads
                 self._scheduler.run_at_once(threads)
-                self._pool = WorkerPool(places(threads), self._scheduler.next, self._work)
+                self._pool = WorkerPool(self._work)
+                self._pool.start(places(threads), self._scheduler.next, nice=_NICE)
+                self._pool.start(extra_threads(threads), partial(self._scheduler.next, on_request=True))
                 self._turns.start()
                 self._housekeeper.start()
                 self.state = "ready"

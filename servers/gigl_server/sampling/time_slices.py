@@ -37,6 +37,11 @@ def places(threads: int) -> int:
     return threads + max(threads, _LEAST_ASIDE)
 
 
+def extra_threads(threads: int) -> int:
+    """Return how many interactive batches may run beside ``threads`` batches. More wait for one to end."""
+    return max(threads // 2, 2)
+
+
 class TimeSlices:
     """Batches that were begun, with a thread or set aside. Under the service's lock."""
 
@@ -64,7 +69,7 @@ class TimeSlices:
 
         It waits for none of them to end: the kernel divides the cores.
         """
-        return self.busy < self.threads + max(self.threads // 4, 1)
+        return self.busy < self.threads + extra_threads(self.threads)
 
     @property
     def is_full(self) -> bool:

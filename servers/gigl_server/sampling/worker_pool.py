@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,20 +26,19 @@ class WorkerPool:
     need not pass between processes.
     """
 
-    def __init__(
-        self,
-        threads: int,
-        next_task: Callable[[], SampleTask | None],
-        work: Callable[[SampleTask, int], None],
-    ) -> None:
-        """``next_task`` waits for a request; a thread ends when it returns ``None``."""
-        self._next = next_task
+    def __init__(self, work: Callable[[SampleTask, int], None]) -> None:
         self._work = work
-        self._threads = [
-            threading.Thread(target=self._run, args=(number,), name=f"sampler {number}", daemon=True)
-            for number in range(threads)
-        ]
-        for thread in self._threads:
+        self._threads: list[threading.Thread] = []
+
+    def start(self, threads: int, next_task: Callable[[], SampleTask | None], *, nice: int = 0) -> None:
+        """Start threads. ``next_task`` waits for a request; a thread ends when it returns ``None``.
+
+        ``nice``: how much lower than that of this thread their priority is, on Linux.
+        """
+        for number in range(len(self._threads), len(self._threads) + threads):
+            arguments = (number, next_task, nice)
+            thread = threading.Thread(target=self._run, args=arguments, name=f"sampler {number}", daemon=True)
+            self._threads.append(thread)
             thread.start()
 
     @property
@@ -55,8 +56,11 @@ class WorkerPool:
             thread.join(max(deadline - time.monotonic(), 0))
         return not any(thread.is_alive() for thread in self._threads)
 
-    def _run(self, number: int) -> None:
-        while (task := self._next()) is not None:
+    def _run(self, number: int, next_task: Callable[[], SampleTask | None], nice: int) -> None:
+        with suppress(OSError, AttributeError):
+            thread = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + nice)
+        while (task := next_task()) is not None:
             try:
                 self._work(task, number)
             except Exception:  # A bug. Ending the thread would leave the server with one less.
