@@ -103,6 +103,30 @@ def test_one_owner_alone_is_not_interrupted(service: SamplingService) -> None:
     assert not tasks[0].aside_s
 
 
+# --- batches on request
+
+
+def test_batches_on_request_run_beside_one_that_has_the_only_thread(service: SamplingService) -> None:
+    trainer = Trainer(service, job=b"t" * 32, plan=PLAN_WITHOUT_END, caller=HONEST)
+    task = trainer.ask(0)
+    assert wait_until(lambda: is_busy(service), seconds=SOON_S)
+    caller = Trainer(service, caller=HONEST, interactive=True)
+    for batch in range(6):
+        caller.ask(2 * batch)
+        caller.ask(2 * batch + 1)
+        assert all(caller.answers.next()[1].handle for _ in range(2))
+    assert is_busy(service)
+    assert not task.aside_s
+
+
+@pytest.mark.parametrize("service", [{"interactive_share": 0.0}, {"workers": 3}], indirect=True)
+def test_batches_on_request_find_threads_that_are_idle(service: SamplingService) -> None:
+    caller = Trainer(service, caller=HONEST, interactive=True)
+    for batch in range(12):
+        caller.ask(batch)
+    assert all(caller.answers.next()[1].handle for _ in range(12))
+
+
 # --- ends
 
 
