@@ -316,8 +316,8 @@ def _mapped(values: Array, column: InputColumn, lookup: Any) -> Array:
     if column.node_type is None:
         return values
     flat = np.ascontiguousarray(values.reshape(-1))
-    is_node = flat >= 0  # -1 stands for no node.
-    if is_node.all():
+    is_node = flat != -1  # It stands for no node, in a column where some may lack.
+    if is_node.all() or not column.optional:
         return np.asarray(lookup(column.node_type, flat)).reshape(values.shape)
     found = flat.copy()
     found[is_node] = lookup(column.node_type, flat[is_node])

@@ -8,13 +8,15 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 
 from gigl_loader import CustomSamplerOptions, DistDataset, DistNeighborLoader, LaborSamplerOptions
+from gigl_loader.graph.schema import HOMOGENEOUS_EDGE
 from gigl_loader.loaders.ledger import digest_of_json
 from gigl_loader.loaders.ledger_file import BEGIN, sealed
-from gigl_loader.partition import build_graph, tables_from_pyg
+from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph, tables_from_pyg
 from gigl_loader.topology import Topology
 from tests.support.clusters import addresses_of, servers_of
 from tests.support.command_line import run_here
@@ -80,6 +82,23 @@ def test_one_batch_on_a_graph_that_is_partitioned_otherwise(ledger: Path, tmp_pa
     assert code == 0, text
     assert "1 of 1 batches are what they were" in text
     assert "the graph here has digest" in text
+
+
+def test_node_ids_may_be_negative(tmp_path: Path) -> None:
+    ids, random = np.arange(-40, 60), np.random.default_rng(0)
+    edges = {"src": random.choice(ids, 600), "dst": random.choice(ids, 600)}
+    given = GraphTables(
+        {HOMOGENEOUS_EDGE: ArrayTable("edges", edges)}, {"node": NodeTable(ArrayTable("nodes", {"id": ids}))}
+    )
+    for parts in (1, 3):
+        build_graph(given, tmp_path / f"graph{parts}", num_partitions=parts)
+    ledger = tmp_path / "run.jsonl"
+    seeds = torch.from_numpy(ids[:50].copy())
+    with DistNeighborLoader(DistDataset.open(tmp_path / "graph1"), [4], seeds, batch_size=20) as loader:
+        loader.ledger(ledger)
+        list(loader)
+    code, text = replay(ledger, "--graph", tmp_path / "graph3")
+    assert code == 0, text
 
 
 def test_over_storage_servers_as_json(graph: Path, ledger: Path) -> None:
