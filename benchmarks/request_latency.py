@@ -60,7 +60,7 @@ def measure(graph: Path, options: argparse.Namespace, share: float) -> dict[str,
             trainer = context.Process(target=train, args=(cluster.addresses, seeds, stop), daemon=True)
             trainer.start()
             try:
-                undisturbed = _speed(seeds, options.seconds)
+                undisturbed = _speed(trainer, seeds, options.seconds)
                 before, began = seeds.value, time.perf_counter()
                 both = requests(dataset, options)
                 both["trainer_share"] = (seeds.value - before) / (time.perf_counter() - began) / undisturbed
@@ -121,8 +121,11 @@ def train(addresses: Any, seeds: Any, stop: Any) -> None:
                         return
 
 
-def _speed(seeds: Any, seconds: float) -> float:
+def _speed(trainer: Any, seeds: Any, seconds: float) -> float:
+    deadline = time.monotonic() + 120
     while not seeds.value:
+        if not trainer.is_alive() or time.monotonic() > deadline:
+            raise RuntimeError("the trainer has no batch: its output says why")
         time.sleep(0.05)
     time.sleep(1)
     before, began = seeds.value, time.perf_counter()

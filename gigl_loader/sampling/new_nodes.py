@@ -16,6 +16,7 @@ from gigl_loader.graph.graph import Graph
 from gigl_loader.graph.ids import Directory, NodeTimes
 from gigl_loader.graph.weights import running_sums
 from gigl_loader.native import build_adjacency
+from gigl_loader.resources import free_memory
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.strict_json import read_json
 from gigl_loader.tensors import STORAGE_DTYPES, ArraySpec, Layout, as_float64
@@ -310,6 +311,16 @@ class _Ids:
     """Ids of all nodes by type, and of as many new ones as there may be: 8 bytes a node."""
 
     def __init__(self, graph: Graph) -> None:
+        """``ValueError`` where memory is short, or the graph has negative ids."""
+        needed = (
+            2 * 8 * sum(nodes.count for nodes in graph.schema.nodes.values())
+        )  # A copy while they are made.
+        free = free_memory().nbytes
+        if needed > free:
+            raise ValueError(
+                f"batches with new nodes take {needed / 1e9:.1f} GB of memory at first, 16 bytes for each node "
+                f"of the graph, and {free / 1e9:.1f} GB are free where they are sampled"
+            )
         self.by_type: dict[NodeType, Int64Array] = {}
         for kind, nodes in graph.schema.nodes.items():
             directory = graph.directory(kind)
@@ -344,6 +355,7 @@ class SamplerWithNewNodes:
         self._ids: _Ids | None = None
         self._latest: PlanSampler = self._sampler
         """Its batch is valid until the next call."""
+        self._new_bytes = 0
 
     @property
     def costs(self) -> CostCounter:
@@ -359,8 +371,10 @@ class SamplerWithNewNodes:
 
     @property
     def scratch_bytes(self) -> int:
-        """Memory that is kept for the next batch."""
-        return self._sampler.scratch_bytes
+        """Memory that is kept for the next batch, and by the latest one with new nodes."""
+        if self._latest is self._sampler:
+            return self._sampler.scratch_bytes
+        return self._sampler.scratch_bytes + self._latest.scratch_bytes + self._new_bytes
 
     def sample(self, request: BatchRequest) -> SampledBatch:
         """Sample the batch. ``ValueError`` where the new nodes lack what it needs."""
@@ -369,6 +383,7 @@ class SamplerWithNewNodes:
 
     def _extended(self, new: NewNodes) -> PlanSampler:
         context, plain = self._context, self._sampler
+        self._new_bytes = new.nbytes
         self._ids = self._ids or _Ids.of(context.graph)  # Kept: the graph does not keep them.
         graph = GraphWithNewNodes(context.graph, new, self._ids.by_type)
         store = context.store

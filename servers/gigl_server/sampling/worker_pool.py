@@ -57,9 +57,10 @@ class WorkerPool:
         return not any(thread.is_alive() for thread in self._threads)
 
     def _run(self, number: int, next_task: Callable[[], SampleTask | None], nice: int) -> None:
-        with suppress(OSError, AttributeError):
-            thread = threading.get_native_id()
-            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + nice)
+        if nice:
+            with suppress(OSError, AttributeError):
+                thread = threading.get_native_id()
+                os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + nice)
         while (task := next_task()) is not None:
             try:
                 self._work(task, number)
