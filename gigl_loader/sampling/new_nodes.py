@@ -318,8 +318,8 @@ class _Ids:
         free = free_memory().nbytes
         if needed > free:
             raise ValueError(
-                f"batches with new nodes take {needed / 1e9:.1f} GB of memory at first, 16 bytes for each node "
-                f"of the graph, and {free / 1e9:.1f} GB are free where they are sampled"
+                f"batches with new nodes take {needed / 1e9:.1f} GB of memory at first, 16 bytes for each "
+                f"node of the graph, and {free / 1e9:.1f} GB are free where they are sampled"
             )
         self.by_type: dict[NodeType, Int64Array] = {}
         for kind, nodes in graph.schema.nodes.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +28,9 @@ from gigl_loader.graph.quantization import Quantization
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE
 from gigl_loader.loaders.new_nodes import read_new_nodes
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
+from gigl_loader.resources import FreeMemory
 from gigl_loader.rpc.graph_store_pb2 import SampleRequest
 from gigl_loader.rpc.refusals import Refusal
-from gigl_loader.sampling import new_nodes as new_nodes_module
 from gigl_loader.sampling.new_nodes import NewNodes
 from gigl_loader.sampling.plan import ColumnPlan
 from gigl_loader.sampling.request import InputColumn
@@ -378,8 +377,8 @@ def test_seeds_are_needed(remote: RemoteDistDataset) -> None:
 
 
 def test_a_graph_whose_ids_do_not_fit_in_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    free = replace(new_nodes_module.free_memory(), nbytes=16 * 300 - 1)
-    monkeypatch.setattr(new_nodes_module, "free_memory", lambda: free)
+    free = FreeMemory(16 * 300 - 1, "this test")
+    monkeypatch.setattr("gigl_loader.sampling.new_nodes.free_memory", lambda: free)
     with dataset_of(tables(PLAIN)).sampler([3]) as sampler:
         with pytest.raises(SamplingError, match=r"take 0.0 GB of memory at first, 16 bytes for each node"):
             sampler.sample(new=NEW_NODES)
