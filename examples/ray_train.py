@@ -5,7 +5,7 @@ python examples/ray_train.py work/graph                       a Ray cluster is s
 python examples/ray_train.py /shared/graph --address auto     the cluster that runs here
 
 Needs `pip install 'gigl-loader[ray]' 'ray[train]'` on all machines, which see the graph at the same path.
-Batches go from the servers to the workers directly, here in plain text: docs/ray.md tells of TLS.
+Batches go from the servers to the workers directly, here in plain text: docs/deploy.md tells of TLS.
 """
 
 import argparse

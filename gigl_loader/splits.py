@@ -26,8 +26,8 @@ def split_nodes(
     """Return the node ids of each split, in the order of ``ids``.
 
     A node is in the same split whatever other nodes there are, in every process and graph; other seeds split
-    otherwise. ``gigl-loader partition --split-nodes`` makes the same splits. ``docs/randomness.md`` specifies
-    the hash.
+    otherwise. ``gigl-loader partition --split-nodes`` makes the same splits.
+    ``docs/internals/randomness.md`` specifies the hash.
 
     ``ids``
         Integers [N].

@@ -3,7 +3,7 @@
 The kind of a refusal says what the caller can do, and decides the caller's exception. The data port sends a
 refusal as a record, JSON in the error's details: ``{"kind": ..., "message": ...}``. The control port sends a
 status code and a mark with the kind (``rpc.control``). Nothing is pickled. ``FAULT_RULES`` is the one
-table of all faults; docs/faults.md shows it.
+table of all faults; docs/internals/faults.md shows it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class RefusalKind(Enum):
 
 
 class FaultKind(Enum):
-    """Fault that is no marked refusal of a service of this library. The value names it in docs/faults.md."""
+    """Fault that is no marked refusal of a service of this library: docs/internals/faults.md has each."""
 
     CONNECTION = "no connection, a cut or a silent one"
     STATUS = "a status of gRPC without the mark of a server of this library"
@@ -99,7 +99,7 @@ class Damaged(StorageUnavailable):
 
 
 class Retry(Enum):
-    """Way to retry after a fault. The value describes it in docs/faults.md."""
+    """Way to retry after a fault. The value describes it in docs/internals/faults.md."""
 
     NEVER = "no: waiting cannot help"
     ELSEWHERE = "at other holders; raised where every holder refuses"
@@ -167,7 +167,7 @@ FAULT_RULES: tuple[FaultRule, ...] = (
     FaultRule(FaultKind.RING, Retry.AGAIN, NoRing),
     FaultRule(FaultKind.RING_ELSEWHERE, Retry.AGAIN, NoRing, first=RingRefused),
 )
-"""How callers handle each fault. docs/faults.md has the same rows in the same order."""
+"""How callers handle each fault. docs/internals/faults.md has the same rows in the same order."""
 
 _RULES = {rule.kind: rule for rule in FAULT_RULES}
 _RETRIES: dict[type[BaseException], Retry] = {

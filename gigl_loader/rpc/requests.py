@@ -1,7 +1,7 @@
 """Requests to the data port, as bytes: safetensors documents, checked before use.
 
 Metadata names the operation and its arguments. One array holds positions relative to the start of the
-partition, as int32 where they fit. ``docs/wire.md`` specifies the format.
+partition, as int32 where they fit. ``docs/internals/wire.md`` specifies the format.
 """
 
 from __future__ import annotations

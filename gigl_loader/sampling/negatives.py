@@ -1,7 +1,8 @@
 """Negative links: drawn by addressed randomness, as ranks of nodes by ascending node id.
 
 Draw ``r`` of negative ``j`` takes the two Philox words of the counter ``(j, NEGATIVES | r)`` under the key of
-the batch: the first for the source, the second for the destination. ``docs/randomness.md`` specifies it.
+the batch: the first for the source, the second for the destination. ``docs/internals/randomness.md`` has
+the rules.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Report of a campaign: JSON for programs, Markdown for docs/faults.md."""
+"""Report of a campaign: JSON for programs, Markdown for docs/internals/faults.md."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_the_example_goes_on_where_ranks_were_lost_with_those_that_there_are(tmp
 
 
 class Batches(IterableDataset[Any]):
-    """A loader as docs/multi-rank.md shows it to torchdata."""
+    """A loader as docs/scale.md shows it to torchdata."""
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader

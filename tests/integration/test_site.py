@@ -39,10 +39,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_page_is_in_the_menu(site: Path) -> None:
-    pages = {page.stem for page in (ROOT / "docs").glob("*.md")} - {"index"}
-    menu = set(re.findall(r"^ +- .*: ([\w-]+)\.md$", (ROOT / "mkdocs.yml").read_text(), re.M)) - {"index"}
+    docs = ROOT / "docs"
+    pages = {str(page.relative_to(docs).with_suffix("")) for page in docs.rglob("*.md")} - {"index"}
+    menu = set(re.findall(r"^ +- .*: ([\w/-]+)\.md$", (ROOT / "mkdocs.yml").read_text(), re.M)) - {"index"}
     assert menu == pages
-    assert {page.parent.name for page in site.glob("*/index.html")} >= pages
+    assert {str(page.parent.relative_to(site)) for page in site.rglob("index.html")} >= pages
 
 
 def test_every_public_name_is_in_the_reference(site: Path) -> None:

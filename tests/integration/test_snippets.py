@@ -30,11 +30,11 @@ from tests.support.ports import free_port
 from tests.support.pyg_graphs import heterogeneous
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md"))]
+PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))]
 NOT_RUN = {
     ("docs/loader.md", "a signature"),
     ("docs/loader.md", "it exports to a collector"),
-    ("docs/ray.md", "it needs machines"),
+    ("docs/deploy.md", "it needs machines"),
 }
 """Page and reason of every snippet that is marked ``<!-- not run: reason -->``. Keep it short."""
 
@@ -151,15 +151,14 @@ def names(
 
 
 def _prepare(page: str, names: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    if page == "docs/custom-samplers.md":
-        classes = [each.code for each in snippets(page) if "\nclass " in f"\n{each.code}"]
+    if page == "docs/extend.md":
+        classes = [each.code for each in snippets(page) if "def sample(" in each.code]
         Path("my_samplers.py").write_text("\n\n".join(classes))
         monkeypatch.syspath_prepend(str(Path.cwd()))
-    if page == "docs/subclassing.md":
-        names["dataset"] = DistDataset.from_pyg(heterogeneous())
+        names["shop"] = DistDataset.from_pyg(heterogeneous())
     if page == "docs/tables.md":
         _build_from_tables(page)
-    if page == "docs/graph-format.md":
+    if page == "docs/internals/graph-format.md":
         Path("graph").unlink()  # It is built there.
 
 

@@ -1,7 +1,7 @@
 """Sampling in plain Python, from the written rules alone: slow, obvious, and right.
 
 It knows nothing of positions, partitions or kernels. Graphs are dicts of edge lists between node
-ids; draws are computed from their addresses as docs/randomness.md says.
+ids; draws are computed from their addresses as docs/internals/randomness.md says.
 """
 
 from __future__ import annotations

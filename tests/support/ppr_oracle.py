@@ -1,4 +1,4 @@
-"""Personalised PageRank in plain Python: by forward push as docs/randomness.md says, and exactly."""
+"""Personalised PageRank in plain Python: by forward push as docs/internals/randomness.md says, and exact."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Builds of one specification serve one run together, and resume each other's states. If this test fails,
 batches differ from those of the builds before: raise ``DRAW_SPECIFICATION``, describe the change in
-docs/randomness.md, and add the digests of the new number below.
+docs/internals/randomness.md, and add the digests of the new number below.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The way of a batch is short, and docs/architecture.md tells it as it is: one is traced in each mode."""
+"""The way of a batch is short, and docs/internals/architecture.md tells it: one is traced in each mode."""
 
 from __future__ import annotations
 
@@ -103,9 +103,11 @@ def modules_of_a_batch(trace: Trace, dataset: Any, *, num_workers: int) -> tuple
 
 
 def described(mode: str) -> list[str]:
-    """Return the modules that docs/architecture.md names for a batch of this mode."""
+    """Return the modules that docs/internals/architecture.md names for a batch of this mode."""
     (row,) = re.findall(
-        rf"^\| {mode} \(\d+\) \| (.*) \|$", (ROOT / "docs" / "architecture.md").read_text(), re.M
+        rf"^\| {mode} \(\d+\) \| (.*) \|$",
+        (ROOT / "docs" / "internals" / "architecture.md").read_text(),
+        re.M,
     )
     named = []
     place = ""

@@ -230,7 +230,7 @@ def test_waiting_helps_whatever_is_not_marked() -> None:
 
 
 def test_the_table_in_the_documentation_is_that_of_the_code() -> None:
-    text = Path(__file__).parents[2].joinpath("docs", "faults.md").read_text()
+    text = Path(__file__).parents[2].joinpath("docs", "internals", "faults.md").read_text()
     shown = text.partition("| fault | marked |")[2].partition("\n\n")[0].splitlines()[2:]
     rows = [
         f"| {rule.kind.value} | {'yes' if rule.is_marked else 'no'} | {rule.retry.value} | "
@@ -255,7 +255,7 @@ def test_the_table_in_the_documentation_is_that_of_the_code() -> None:
     ],
 )
 def test_records_are_those_of_the_wire_version(word: str) -> None:
-    """Services and callers of other releases read these words: docs/wire.md lists them."""
+    """Services and callers of other releases read these words: docs/internals/wire.md lists them."""
     record = Refusal(RefusalKind(word), "why").to_record()
     assert record == b'{"kind": "%s", "message": "why"}' % word.encode()
 

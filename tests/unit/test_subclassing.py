@@ -13,14 +13,15 @@ import torch
 from gigl_loader import DistDataset, DistNeighborLoader
 from tests.support.pyg_graphs import heterogeneous, same_batch
 
-GUIDE = Path(__file__).parents[2] / "docs" / "subclassing.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "extend.md"
 DATA = heterogeneous()
 BUYS = ("user", "buys", "item")
 
 
 @pytest.fixture(scope="module")
 def loader_class() -> Any:
-    code = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)[0]
+    blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    [code] = [block for block in blocks if "class RelationLoader(" in block]
     names: dict[str, Any] = {}
     exec(compile(code, str(GUIDE), "exec"), names)
     return names["RelationLoader"]

@@ -1,8 +1,8 @@
 """Indexes of weights and times, added to a graph that is built already; those of times are made here.
 
 For each list of edges: its entries by ascending time, and the running sums of its weights in that order.
-For the nodes of a type: their times by position, and the nodes by ascending time. ``docs/graph-format.md``
-has the arrays, ``docs/randomness.md`` what is drawn with them.
+For the nodes of a type: their times by position, and the nodes by ascending time.
+``docs/internals/graph-format.md`` has the arrays, ``docs/internals/randomness.md`` what is drawn with them.
 """
 
 from __future__ import annotations

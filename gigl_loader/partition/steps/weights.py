@@ -1,7 +1,7 @@
 """Index of edge weights: what weighted draws need beyond the adjacency lists.
 
 For each list: the running sums of its weights as whole numbers, and how many weights are above 0. A draw is
-then a binary search, and equal on every machine. ``docs/randomness.md`` has the arithmetic.
+then a binary search, and equal on every machine. ``docs/internals/randomness.md`` has the arithmetic.
 """
 
 from __future__ import annotations

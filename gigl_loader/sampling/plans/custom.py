@@ -88,7 +88,7 @@ class CustomSamplerOptions:
 
     It is imported where batches are sampled: in this process (``num_workers=0``), in sampling
     processes, or on storage servers that were started with ``--allow-sampler package.module:Class``. The page
-    ``docs/custom-samplers.md`` shows one. Arguments are plain values, as JSON has them.
+    ``docs/extend.md`` shows one. Arguments are plain values, as JSON has them.
     """
 
     __slots__ = ("code",)
