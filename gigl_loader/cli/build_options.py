@@ -209,9 +209,9 @@ def working_memory(text: str) -> int:
 
     An eighth is kept back: readers decode, and allocators keep some of what is freed.
     """
-    from gigl_loader.partition.job import parse_bytes, resident_bytes
+    from gigl_loader.partition.job import held_bytes, parse_bytes
 
-    limit, taken = parse_bytes(text), resident_bytes()
+    limit, taken = parse_bytes(text), held_bytes()
     if limit - taken < _LEAST_BYTES:
         raise ValueError(
             f"a memory limit of {text} is too small: the program itself takes {taken >> 20} MiB; "

@@ -92,21 +92,25 @@ def parse_bytes(text: str) -> int:
     return int(float(match[1]) * unit)
 
 
-def resident_bytes() -> int:
-    """Return the bytes of memory that this process has touched and still holds."""
+def held_bytes() -> int:
+    """Return the bytes of memory that this process holds, without pages of files.
+
+    Pages of files, such as the 76 MiB of pyarrow's libraries, are shared, and the kernel drops them when
+    memory is short.
+    """
     try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        resident, of_files = map(int, Path("/proc/self/statm").read_text().split()[1:3])
     except OSError:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak << 10
-    return pages * resource.getpagesize()
+    return (resident - of_files) * resource.getpagesize()
 
 
 def peak_bytes() -> int:
     """Return the largest number of bytes of memory that this process has held."""
     # Not ``getrusage``: that begins with the memory of the process that forked this one.
     found = _field("/proc/self/status", "VmHWM")
-    return resident_bytes() if found is None else found
+    return held_bytes() if found is None else found
 
 
 def _field(path: str, name: str) -> int | None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
+from pathlib import Path
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigl_loader.partition.job import Budget, available_memory, parse_bytes, resident_bytes
+from gigl_loader.partition.job import Budget, available_memory, held_bytes, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -57,5 +61,18 @@ def test_what_cannot_be_streamed_may_take_half() -> None:
 
 
 def test_this_process_and_machine_have_some_memory() -> None:
-    assert 1 << 20 < resident_bytes() < 1 << 40
+    assert 1 << 20 < held_bytes() < 1 << 40
     assert 1 << 20 < available_memory() < 1 << 50
+
+
+def test_pages_of_files_are_not_memory_that_a_process_holds(tmp_path: Path) -> None:
+    size = 64 << 20
+    (tmp_path / "file").write_bytes(bytes(size))
+    before = held_bytes()
+    with (tmp_path / "file").open("rb") as file:
+        mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ), np.uint8)
+    assert mapped.max() == 0
+    assert held_bytes() - before < size // 2
+    ours = np.ones(size, np.uint8)
+    assert held_bytes() - before > size // 2
+    assert ours[-1] == 1
