@@ -34,8 +34,8 @@ PIP_INSTALL = -m pip install -q --disable-pip-version-check --root-user-action=i
 RUN_TESTS = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 CONSTRAINED = $(PIP_INSTALL) -c constraints.txt
 
-# What the installed package depends on. Python sources are not here: the install is editable.
-INPUTS := pyproject.toml constraints.txt $(wildcard gigl_loader/csrc/*)
+# What the installed package depends on. Python sources are not here, but for the version: the install is editable.
+INPUTS := pyproject.toml constraints.txt gigl_loader/__init__.py $(wildcard gigl_loader/csrc/*)
 
 # Where an environment forbids bytecode, each interpreter that tests start would compile this project: 0.3 s.
 export PYTHONDONTWRITEBYTECODE :=

@@ -63,7 +63,7 @@ _HOMES = {
     "write_embeddings": "gigl_loader.loaders.embeddings",
 }
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "BaseDistLoader",
     "CustomSamplerOptions",
@@ -98,7 +98,12 @@ def __getattr__(name: str) -> Any:
         return import_module("gigl_loader.splits")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    try:
+        return getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        from gigl_loader.errors import naming_extra
+
+        raise naming_extra(error) from error
 
 
 def __dir__() -> list[str]:

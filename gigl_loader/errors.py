@@ -49,6 +49,20 @@ class StorageUnavailable(SamplingError):
     """
 
 
+_EXTRAS = {"torch": "train", "torch_geometric": "train", "pyarrow": "tables"}
+
+
+def naming_extra(error: ImportError) -> ImportError:
+    """Return the error that says how to install the library that is missing; ``error`` itself if none is known."""
+    extra = _EXTRAS.get((error.name or "").partition(".")[0])
+    if extra is None:
+        return error
+    library = (error.name or "").partition(".")[0]
+    return ModuleNotFoundError(
+        f"{library} is not installed: pip install 'gigl-loader[{extra}]'", name=error.name
+    )
+
+
 def add_note(error: BaseException, note: str) -> None:
     """Add a note, which ``traceback`` prints below the message from Python 3.11 on."""
     if sys.version_info >= (3, 11):

@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
+from gigl_loader.errors import naming_extra
 from gigl_loader.options import size_text
 from gigl_loader.resources import free_memory
 
@@ -54,14 +55,26 @@ def examine() -> list[Finding]:
 def _seen(subject: str, look: Callable[[], Finding]) -> Finding:
     try:
         return look()
+    except ModuleNotFoundError as error:
+        told = naming_extra(error)
+        if told is error:
+            return Finding(subject, "failed", f"{type(error).__name__}: {error}")
+        return Finding(subject, "note", f"{told}; a storage server needs none")
     except Exception as error:
         return Finding(subject, "failed", f"{type(error).__name__}: {error}")
 
 
 def _versions() -> Finding:
     names = ("gigl-loader", "torch", "torch-geometric", "numpy", "pyarrow")
-    installed = ", ".join(f"{name} {metadata.version(name)}" for name in names)
+    installed = ", ".join(f"{name} {version}" for name in names if (version := _version_of(name)))
     return Finding("versions", "ok", f"Python {platform.python_version()}, {installed}")
+
+
+def _version_of(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _processor() -> Finding:

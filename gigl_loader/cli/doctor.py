@@ -31,6 +31,7 @@ def doctor(
 
         print(dumps([finding.to_json() for finding in findings], indent=2))
     else:
+        from rich.markup import escape
         from rich.table import Table
 
         from gigl_loader.cli.console import table_console
@@ -41,7 +42,7 @@ def doctor(
         colours = {"ok": "green", "note": "yellow", "failed": "red"}
         for finding in findings:
             table.add_row(
-                f"[{colours[finding.verdict]}]{finding.verdict}[/]", finding.subject, finding.detail
+                f"[{colours[finding.verdict]}]{finding.verdict}[/]", finding.subject, escape(finding.detail)
             )
         table_console().print(table)
     if any(finding.verdict == "failed" for finding in findings):

@@ -1,13 +1,13 @@
 """Exit of the command line after an error: one line, and an exit code by the kind of error.
 
-====  ==================================================================
+====  ====================================================================================================
 code  meaning
-====  ==================================================================
+====  ====================================================================================================
 0     done
 1     a failure: the same command may work another time
-2     the user's mistake: the command, its arguments or its files are wrong
+2     the user's mistake: the command, its arguments or its files are wrong, or an extra is not installed
 130   interrupted by Ctrl-C; 0 for a command that runs until then
-====  ==================================================================
+====  ====================================================================================================
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import typer
 
-from gigl_loader.errors import FormatError, GiglError
+from gigl_loader.errors import FormatError, GiglError, naming_extra
 
 DEBUG_VARIABLE = "GIGL_DEBUG"
 
@@ -38,6 +38,7 @@ _MISTAKES = (
     NotADirectoryError,
     IsADirectoryError,
     FormatError,
+    ModuleNotFoundError,
 )
 _EXPECTED = (*_MISTAKES, GiglError, OSError, ImportError, MemoryError)
 
@@ -51,7 +52,7 @@ def exit_code(error: Exception) -> int:
 
 def one_line(error: Exception) -> str:
     """Return the error in one line. An unexpected one is named by its type as well."""
-    text = " ".join(str(error).split())
+    text = " ".join(str(naming_extra(error) if isinstance(error, ImportError) else error).split())
     if isinstance(error, FileNotFoundError) and error.filename is not None:
         text = f"no such file or directory: {error.filename}"
     if isinstance(error, IsADirectoryError) and error.filename is not None:

@@ -49,18 +49,26 @@ class BuildServers:
 
     def start(self, server: int, *options: str, **build: int) -> None:
         """Start a server. ``build`` is as in ``store_server.serve_or_train``."""
+        arguments = {"serve": self._arguments(server, *options), **build}
+        self._start(server, [sys.executable, "-c", _RUN, json.dumps(arguments)])
+
+    def start_release(self, server: int, python: Path, *options: str) -> None:
+        """Start a server of a release, with its interpreter (``releases.interpreter``)."""
+        run = "import sys; from gigl_loader.cli import main; main()"
+        self._start(server, [str(python), "-I", "-c", run, "serve", *self._arguments(server, *options)])
+
+    def _arguments(self, server: int, *options: str) -> list[str]:
         serve = [str(self._graph), "--listen", self.addresses[server]]
         if len(self.addresses) > 1:
             serve += ["--partition", str(server)]
         for each in self.addresses:
             serve += ["--peer", each] if each != self.addresses[server] else []
-        arguments = {"serve": [*serve, "--workers", "1", "--drain", "10", *options], **build}
+        return [*serve, "--workers", "1", "--drain", "10", *options]
+
+    def _start(self, server: int, command: list[str]) -> None:
         self._logs[server] = log = self._open.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
         self._processes[server] = subprocess.Popen(
-            [sys.executable, "-c", _RUN, json.dumps(arguments)],
-            cwd=_ROOT,
-            stdin=subprocess.DEVNULL,
-            stderr=log,
+            command, cwd=_ROOT, stdin=subprocess.DEVNULL, stderr=log
         )
 
     def wait_ready(self, server: int, caller: Caller | None = None) -> None:

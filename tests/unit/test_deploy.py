@@ -239,19 +239,10 @@ def test_the_images_are_made_of_what_exists() -> None:
     assert variables <= serve_variables()
 
 
-def test_the_store_image_goes_without_torch_alone() -> None:
-    line = next(line for line in (DEPLOY / "Dockerfile").read_text().splitlines() if "tomllib" in line)
-    if sys.version_info < (3, 11):
-        pytest.skip("tomllib came with Python 3.11; the image has a later one")
-    [program] = re.findall(r'python -c "(.*)" > ', line)
-    # In a shell's double quotes.
-    program = program.replace("\\\\", "\\")
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
-    )
-    [needs] = re.findall(r"^dependencies = \[(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.M | re.S)
-    kept = set(done.stdout.split("\n")) - {""}
-    assert set(re.findall(r'"(.*?)"', needs)) - kept == {"torch>=2.4", "torch-geometric>=2.6"}
+def test_images_install_the_extra_of_their_task() -> None:
+    _, *stages = re.split(r"^FROM .* AS (?=\w)", (DEPLOY / "Dockerfile").read_text(), flags=re.M)
+    extras = {stage.split()[0]: re.findall(r"whl\)\[(\w+)\]", stage) for stage in stages}
+    assert (extras["store"], extras["trainer"]) == (["server"], ["train"])
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import struct
 import subprocess
 import sys
@@ -56,6 +57,40 @@ def test_importing_stays_light(module: str) -> None:
 
 def test_the_version_is_written_once() -> None:
     assert importlib.metadata.version("gigl-loader") == gigl_loader.__version__
+
+
+def test_extras_divide_what_servers_and_trainers_need() -> None:
+    needs = importlib.metadata.requires("gigl-loader")
+    assert needs is not None
+    names = [(re.split(r"[^\w-]", need)[0], "extra ==" in need) for need in needs]
+    base = {name for name, is_extra in names if not is_extra}
+    assert "grpcio" in base
+    assert not base & {"torch", "torch-geometric", "pyarrow"}
+    assert {"torch", "torch-geometric", "pyarrow"} < {name for name, is_extra in names if is_extra}
+
+
+@pytest.mark.parametrize(("library", "extra"), [("torch", "train"), ("torch_geometric", "train")])
+def test_a_missing_library_is_told_with_its_extra(library: str, extra: str) -> None:
+    said = f"{library} is not installed: pip install 'gigl-loader[{extra}]'"
+    code = f"import sys; sys.modules['{library}'] = None; from gigl_loader import DistNeighborLoader"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stderr.splitlines()[-1] == f"ModuleNotFoundError: {said}"
+
+
+@pytest.mark.parametrize(
+    ("words", "library", "extra"),
+    [(["demo"], "torch", "train"), (["partition", "out", "--edges", "e.parquet"], "pyarrow", "tables")],
+)
+def test_commands_name_the_extra_that_is_missing(
+    words: list[str], library: str, extra: str, tmp_path: Path
+) -> None:
+    (tmp_path / "e.parquet").write_bytes(b"")
+    code = f"import sys; sys.modules['{library}'] = None; from gigl_loader.cli import main; main()"
+    command = [sys.executable, "-c", code, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=tmp_path)
+    said = f"gigl-loader: {library} is not installed: pip install 'gigl-loader[{extra}]'\n"
+    assert (done.returncode, done.stderr) == (2, said)
 
 
 @pytest.mark.parametrize("package", ["gigl_loader", "gigl_server", "gigl_client"])
