@@ -114,5 +114,5 @@ def test_a_graph_of_the_release_before_gives_the_same_batches(
     command = [str(before), "-I", "-c", BUILD, str(tmp_path / "data.pt"), str(tmp_path / "graph")]
     subprocess.run(command, check=True, timeout=120)
     dataset = DistDataset.open(tmp_path / "graph", verify="full")
-    with loader_of(dataset, num_workers=0) as loader:
+    with DistNeighborLoader(dataset, FANOUT, "train", **OPTIONS | {"num_workers": 0}) as loader:
         assert [digest(batch) for batch in loader] == expected
