@@ -18,6 +18,8 @@
 #                        CHAOS="--bursts" those of a moment only, of which none may be raised
 #   make docs            the documentation as a site in build/site, with a reference from the docstrings
 #   make torch-versions  one wheel, the native tests under several versions of torch
+#   make release         source distribution, wheels, checks, a trained model from the wheel, SBOM and checksums
+#                        in dist/ (PYTHONS="python3.10 python3.11 python3.12": a wheel for each)
 #   make format          let ruff rewrite what it can
 #   make clean           remove environments, builds and caches
 
@@ -40,7 +42,7 @@ INPUTS := pyproject.toml constraints.txt gigl_loader/__init__.py $(wildcard gigl
 # Where an environment forbids bytecode, each interpreter that tests start would compile this project: 0.3 s.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all test-slice lint lint-native types fast unit bench docs sanitize sanitize-address sanitize-thread fuzz fuzz-port chaos torch-versions format clean
+.PHONY: demo test test-all test-slice lint lint-native types fast unit bench docs sanitize sanitize-address sanitize-thread fuzz fuzz-port chaos torch-versions release format clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/gigl-loader demo --mode graph-store $(DEMO)
@@ -265,6 +267,11 @@ torch-%: $(WHEELS)/.built .venv-torch-%/.ready
 	cd build/torch-$* && $(CURDIR)/.venv-torch-$*/bin/python -c \
 	  'import torch, gigl_loader.native._core as core; print("torch", torch.__version__, "with", core.__file__)'
 	cd build/torch-$* && $(CURDIR)/.venv-torch-$*/bin/python -m pytest -q -p no:cacheprovider $(TORCH_TESTS)
+
+# --- a release --------------------------------------------------------------------------------------
+
+release:
+	PYTHONS="$(or $(PYTHONS),$(PYTHON))" deploy/release.sh
 
 clean:
 	rm -rf .venv .venv-* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

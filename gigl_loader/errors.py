@@ -53,7 +53,7 @@ _EXTRAS = {"torch": "train", "torch_geometric": "train", "pyarrow": "tables"}
 
 
 def naming_extra(error: ImportError) -> ImportError:
-    """Return the error that says how to install the library that is missing; ``error`` itself if none is known."""
+    """Return an error that names the extra with the missing library; ``error`` itself for other libraries."""
     extra = _EXTRAS.get((error.name or "").partition(".")[0])
     if extra is None:
         return error

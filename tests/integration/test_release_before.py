@@ -54,7 +54,7 @@ def loader_of(dataset: Any, **more: Any) -> DistNeighborLoader:
 def test_a_rolling_upgrade_and_its_return_change_no_batch(
     graph: Path, expected: list[int], before: Path
 ) -> None:
-    """Two servers of 0.1.0 become servers of this build under load, one by one, and then are of 0.1.0 again."""
+    """Two servers of 0.1.0 are replaced by this build under load, one by one, and then by 0.1.0 again."""
     with BuildServers(graph, 2) as servers:
         for server in (0, 1):
             servers.start_release(server, before)

@@ -1,4 +1,4 @@
-"""``pip install gigl-loader[server]``: an environment without torch, PyG and pyarrow that serves the same batches."""
+"""``pip install gigl-loader[server]``: without torch, PyG and pyarrow, and with the same batches."""
 
 from __future__ import annotations
 

@@ -67,9 +67,7 @@ class BuildServers:
 
     def _start(self, server: int, command: list[str]) -> None:
         self._logs[server] = log = self._open.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
-        self._processes[server] = subprocess.Popen(
-            command, cwd=_ROOT, stdin=subprocess.DEVNULL, stderr=log
-        )
+        self._processes[server] = subprocess.Popen(command, cwd=_ROOT, stdin=subprocess.DEVNULL, stderr=log)
 
     def wait_ready(self, server: int, caller: Caller | None = None) -> None:
         """Wait until a server says that it is ready. ``RuntimeError`` where it ended, with its log."""

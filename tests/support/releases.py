@@ -1,6 +1,6 @@
 """Earlier releases, built from the history of this repository, and interpreters that run them.
 
-An interpreter takes the release before the libraries of this environment, so that a wheel is all that is built.
+An interpreter takes the release before the libraries of this environment: only a wheel is built.
 A copy without history, or a shallow one, has no releases.
 """
 
@@ -26,7 +26,7 @@ _BUILD_S = 600.0
 
 @cache
 def interpreter(release: str) -> Path:
-    """Return a Python that imports a release. Built once, in one to two minutes; skips without its history."""
+    """Return a Python that imports a release. Built once, in 1 to 2 minutes; skips without its history."""
     home = _BUILDS / release
     python = home / "venv/bin/python"
     if python.exists():
@@ -42,7 +42,7 @@ def interpreter(release: str) -> Path:
     environment = home / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True, timeout=60)
     [site] = environment.glob("lib/python*/site-packages")
-    # Directories that a .pth file names have no .pth files of their own: that of this checkout's install is unread.
+    # .pth files of directories that a .pth file names are not read: that of this checkout's install stays out.
     (site / "release.pth").write_text(f"{packages}\n{sysconfig.get_path('purelib')}\n")
     return python
 
