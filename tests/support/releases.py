@@ -42,7 +42,7 @@ def interpreter(release: str) -> Path:
     environment = home / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True, timeout=60)
     [site] = environment.glob("lib/python*/site-packages")
-    # .pth files of directories that a .pth file names are not read: that of this checkout's install stays out.
+    # .pth files of such directories are not read: that of this checkout's install stays out.
     (site / "release.pth").write_text(f"{packages}\n{sysconfig.get_path('purelib')}\n")
     return python
 
