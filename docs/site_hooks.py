@@ -1,25 +1,65 @@
-"""Hooks of the site: links out of ``docs``, and arguments in docstrings."""
+"""Hooks of the site: links out of ``docs``, names of the reference, and arguments in docstrings."""
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import json
+import posixpath
 import re
 from typing import Any
 
 import griffe
 
-_OUTSIDE = re.compile(r"\[([^\]]*)\]\(\.\./([^)]*)\)")
+_UPWARDS = re.compile(r"\[([^\]]*)\]\((\.\./[^)]*)\)")
 _ROLE = re.compile(r":(?:class|meth|attr|func):`~?([\w.]+)`")
 _ARGUMENT = re.compile(r"^(``.+``)\n((?:    .*\n?)+)", re.MULTILINE)
+_NAME = re.compile(r"^- `([\w.]+)`.*$", re.MULTILINE)
+_DOCUMENTED_BASE = "gigl_loader.loaders.base.BaseDistLoader"
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Return a page with ``text (path)`` in place of links to files that the site does not have."""
-    return _OUTSIDE.sub(_named, markdown)
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """Return a page with ``text (path)`` in place of links to files that the site does not have.
+
+    The names listed on the page of the reference become their documentation.
+    """
+    if page.file.src_uri == "reference.md":
+        markdown = _NAME.sub(_documentation, markdown)
+    folder = posixpath.dirname(page.file.src_uri)
+    return _UPWARDS.sub(lambda link: _named(link, folder), markdown)
 
 
-def _named(link: re.Match[str]) -> str:
+def _named(link: re.Match[str], folder: str) -> str:
     text, path = link.groups()
+    whole = posixpath.normpath(posixpath.join(folder, path))
+    if not whole.startswith("../"):
+        return link[0]
+    path = whole.removeprefix("../")
     return text if text.strip("`") in path else f"{text} (`{path}`)"
+
+
+def _documentation(item: re.Match[str]) -> str:
+    """Return the directive of mkdocstrings for one public name, at the place where it is defined."""
+    module, _, name = item[1].rpartition(".")
+    value = getattr(importlib.import_module(module), name)
+    if inspect.ismodule(value):
+        return f"\n::: {item[1]}\n"
+    path = f"{value.__module__}.{value.__qualname__}"
+    options = {
+        "inherited_members": _shows_inherited(value),
+        "show_if_no_docstring": getattr(value, "_is_protocol", False),
+    }
+    return f"\n::: {path}\n    options: {json.dumps(options)}\n"
+
+
+def _shows_inherited(value: Any) -> bool:
+    """Whether members of base classes are shown: not those documented under another name or by others."""
+    bases = inspect.getmro(value)[1:-1] if inspect.isclass(value) else ()
+    return not any(
+        f"{base.__module__}.{base.__qualname__}" == _DOCUMENTED_BASE
+        or base.__module__.split(".")[0] in ("torch_geometric", "pytorch_lightning", "lightning")
+        for base in bases
+    )
 
 
 class Arguments(griffe.Extension):

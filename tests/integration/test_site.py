@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-import gigl_client
-import gigl_loader
-import gigl_loader.partition
+from tests.unit.test_public_names import PACKAGES, names_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,13 +47,46 @@ def test_every_page_is_in_the_menu(site: Path) -> None:
     assert {str(page.parent.relative_to(site)) for page in site.rglob("index.html")} >= pages
 
 
-def test_every_public_name_is_in_the_reference(site: Path) -> None:
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_name_is_in_the_reference(site: Path, package: str) -> None:
+    documented = set(re.findall(r'id="([\w.]+)"', (site / "reference" / "index.html").read_text()))
+    module = importlib.import_module(package)
+    paths = {_path(getattr(module, name)) for name in names_of(module)} - {None}
+    assert paths
+    assert paths <= documented, paths - documented
+
+
+def _path(value: Any) -> str | None:
+    """Return where a class or function is defined. Type variables are not documented."""
+    return f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__qualname__") else None
+
+
+def test_the_reference_has_arguments_as_lists(site: Path) -> None:
     reference = (site / "reference" / "index.html").read_text()
-    for module in (gigl_loader, gigl_client, gigl_loader.partition):
-        for name in module.__all__:
-            assert re.search(rf'id="[\w.]+\.{name}"', reference), name
     assert "Neighbours per hop, for every edge type" in reference
     assert ":class:" not in reference
+
+
+@pytest.mark.parametrize(
+    ("word", "page"),
+    [
+        ("temporal", "loader/"),
+        ("HGT", "migration/"),
+        ("PPR", "loader/"),
+        ("LABOR", "loader/"),
+        ("quantised", "tables/"),
+        ("replicas", "graph-store/"),
+    ],
+)
+def test_the_search_finds_the_page_of_a_word(site: Path, word: str, page: str) -> None:
+    """The index has the words of each section; the search looks for whole words in it."""
+    index = json.loads((site / "search" / "search_index.json").read_text())["docs"]
+    sections = [
+        each["location"]
+        for each in index
+        if re.search(rf"\b{word}\b", f"{each['title']} {each['text']}", re.IGNORECASE)
+    ]
+    assert any(location.startswith(page) for location in sections), sections
 
 
 def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:

@@ -19,6 +19,7 @@ from gigl_loader.rpc import graph_store_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import ModuleType
 
 LIST = Path(__file__).parents[1] / "data" / "public_names.txt"
 PACKAGES = (
@@ -43,13 +44,17 @@ def public_names() -> set[str]:
 def _python_names() -> Iterator[str]:
     for package in PACKAGES:
         module = importlib.import_module(package)
-        names = getattr(module, "__all__", None) or [
-            name
-            for name, value in vars(module).items()
-            if getattr(value, "__module__", "") == package and not name.startswith("_")
-        ]
-        for name in names:
+        for name in names_of(module):
             yield from _members(f"{package}.{name}", getattr(module, name))
+
+
+def names_of(module: ModuleType) -> list[str]:
+    """Return the public names of a module."""
+    return getattr(module, "__all__", None) or [
+        name
+        for name, value in vars(module).items()
+        if getattr(value, "__module__", "") == module.__name__ and not name.startswith("_")
+    ]
 
 
 def _members(path: str, value: Any) -> Iterator[str]:
