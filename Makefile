@@ -33,8 +33,13 @@ VENV ?= .venv
 JOBS ?= $(shell expr $$(nproc) + 1)
 BIN := $(VENV)/bin
 PIP_INSTALL = -m pip install -q --disable-pip-version-check --root-user-action=ignore
+# Large downloads, and the steps of an install that take longer than seconds, a line each.
+SHOWN = | sed -un -e 's/^ *Downloading \([^ ]*\) (\([0-9][0-9][0-9.]* [MG]B\)).*/  downloads \1, \2/p' \
+  -e 's/^ *Building editable for gigl-loader .*started$$/  compiles the native core: 1 to 3 minutes/p' \
+  -e 's/^ *Building editable for gigl-loader .*status .done.$$/  compiled/p' \
+  -e 's/^Installing collected packages: \([^,]*\),.*/  unpacks packages/p'
 RUN_TESTS = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
-CONSTRAINED = $(PIP_INSTALL) -c constraints.txt
+CONSTRAINED = $(subst -q ,,$(PIP_INSTALL)) -c constraints.txt
 
 # What the installed package depends on. Python sources are not here, but for the version: the install is editable.
 INPUTS := pyproject.toml constraints.txt gigl_loader/__init__.py $(wildcard gigl_loader/csrc/*)
@@ -117,15 +122,15 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(INPUTS) | $(BIN)/python
-	@echo "installing into $(VENV): compiles, downloads torch, takes minutes the first time"
-	@$(BIN)/python $(CONSTRAINED) -e '.[demo]'
+	@echo "installing into $(VENV): finds packages, downloads them, compiles; minutes the first time"
+	@$(BIN)/python $(CONSTRAINED) -e '.[demo]' $(SHOWN)
 	@touch $@
 
 # The test extras include all others, so this install serves `make demo` as well. Ray Train and torch_frame need
 # pandas, which torch would import in every process, 0.6 s each time: they lie apart, for the two tests of that.
 $(VENV)/.installed-test: $(INPUTS) | $(BIN)/python
-	@echo "installing into $(VENV): compiles, downloads torch, takes minutes the first time"
-	@$(BIN)/python $(CONSTRAINED) -e '.[test]'
+	@echo "installing into $(VENV): finds packages, downloads them, compiles; minutes the first time"
+	@$(BIN)/python $(CONSTRAINED) -e '.[test]' $(SHOWN)
 	@rm -rf build/pandas && $(BIN)/python $(PIP_INSTALL) --no-deps --target build/pandas pandas pytorch-frame
 	@touch $(VENV)/.installed $@
 
