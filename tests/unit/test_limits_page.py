@@ -30,7 +30,8 @@ from gigl_loader import (
     RandomWalkSamplerOptions,
     SharedTensors,
 )
-from gigl_loader.cli.table_options import TableOptions, open_tables
+from gigl_loader.cli.build_options import TableOptions
+from gigl_loader.cli.table_options import open_tables
 from gigl_loader.graph import Graph
 from gigl_loader.group import RankGroup
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph, open_table, tables_from_pyg
