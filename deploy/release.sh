@@ -52,11 +52,12 @@ tag = f"cp{sys.version_info[0]}{sys.version_info[1]}"
 print(*(glob.glob(f"dist/*-{tag}-{tag}-*.whl") or glob.glob("dist/*-abi3-*.whl")))
 EOF
   )
+  began=$SECONDS
   CC=/bin/false CXX=/bin/false "$fresh/bin/python" "${pip[@]}" install --root-user-action=ignore -c constraints.txt "$wheel[demo]"
   sed -n '/^## First script/,/^```$/p' README.md | sed -n '/^```python/,/^```/p' | sed '/^```/d' >"$fresh/first.py"
-  began=$SECONDS
+  installed=$SECONDS
   (cd "$fresh" && bin/python first.py && bin/gigl-loader demo --mode graph-store </dev/null)
-  echo "first script and demo took $((SECONDS - began)) s"
+  echo "install took $((installed - began)) s, first script and demo $((SECONDS - installed)) s"
 done
 
 say "bill of materials and checksums"
