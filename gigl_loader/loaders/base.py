@@ -343,8 +343,8 @@ class BaseDistLoader(FixedArguments):
 
     # Inside
 
-    def _input_of(self, nodes: Any, directory: NodeDirectory) -> LoaderInput:
-        """Return the entries that a user passes to ``sample``."""
+    def _input_of(self, nodes: Any, directory: NodeDirectory, negatives: Any = None) -> LoaderInput:
+        """Return the entries that a user passes to ``sample``. Only links take ``negatives``."""
         return read_seed_nodes(directory, (str(self._seeds.kind), nodes))
 
     def _take(self, placement: Placement) -> None:

@@ -461,12 +461,12 @@ class DistLinkNeighborLoader(BaseDistLoader):
     def _links_of(self, value: Any) -> SeedLinks:
         return read_seed_links(cast("LinkDirectory", self.dataset), value)
 
-    def _input_of(self, value: Any, directory: NodeDirectory) -> SeedLinks:
+    def _input_of(self, value: Any, directory: NodeDirectory, negatives: Any = None) -> SeedLinks:
         links = read_seed_links(cast("LinkDirectory", directory), (self._seeds.kind, value))
         width = cast("LinkPlan", self.plan.sampler).given
         if not width:
             return links
-        given = self._own_negatives
+        given = self._own_negatives if negatives is None else negatives
         if given is None:
             given = np.full((len(links.src), width), -1)
         return with_negatives(links, cast("LinkDirectory", self.dataset), given, width=width)

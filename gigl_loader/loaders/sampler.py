@@ -104,13 +104,15 @@ class Sampler:
             Those of ``loader_class`` that concern batches, and ``seed``, ``device``, ``transform``,
             ``channel_size`` (of each source), ``name`` and ``timeout`` (of a call that names none).
             ``input_time=True``, ``edge_label_time=True`` and ``input_time_start=True`` say that each call
-            gives the times of its seeds. ``TypeError`` says why another option is refused.
+            gives the times of its seeds, ``negatives=K`` that it gives K negatives of each link.
+            ``TypeError`` says why another option is refused.
 
         Raises ``ValueError`` and ``TypeError`` as loaders do.
         """
         self._limit = whole_number("concurrency", concurrency, minimum=1)
         self._loader = loader = _without_source(loader_class, dataset, num_neighbors, seed_type, options)
         self._kind = loader_class.__name__
+        self._takes_negatives = bool(getattr(loader.plan.sampler, "given", 0))
         self._timeout_s = loader._placement.options.timeout_s
         request = replace(loader._source_request(), interactive=True)
         if loader.topology.world_size > 1:  # Producers of ranks must not have equal keys.
@@ -137,6 +139,7 @@ class Sampler:
         new: Sequence[NewNode] | None = None,
         time: Any = None,
         time_start: Any = None,
+        negatives: Any = None,
         epoch: int = 0,
         timeout: float | None = None,
     ) -> Any:
@@ -144,6 +147,7 @@ class Sampler:
 
         It equals ``loader.sample(nodes, epoch=epoch)`` of a loader with the same options and run seed: seeds
         have the places 0 to B - 1. ``time``, ``time_start``: of each seed [B], where the options said so.
+        ``negatives``: node ids of the destinations of each link's negatives, integers [B, K], -1 for none.
 
         ``new``: nodes that the graph does not have, which travel with the call and have the ids -1, -2, ...
         by type. The batch is that of a graph to which they, and the edges to them, were added; the neighbours
@@ -155,7 +159,8 @@ class Sampler:
         ``ValueError`` and ``TypeError`` for wrong seeds, ``RuntimeError`` after :meth:`close`.
         """
         with self._counted():
-            request = partial(self._request, nodes, new, epoch, time, time_start)
+            times = {"time": time, "time_start": time_start}
+            request = partial(self._request, nodes, new, epoch, negatives, times)
             call = self._begin(timeout, request, _as_it_is)
             return self._batch(call.wait())  # Here: the current stream is that of the caller.
 
@@ -166,6 +171,7 @@ class Sampler:
         new: Sequence[NewNode] | None = None,
         time: Any = None,
         time_start: Any = None,
+        negatives: Any = None,
         epoch: int = 0,
         timeout: float | None = None,
     ) -> Any:
@@ -175,7 +181,8 @@ class Sampler:
         request.
         """
         with self._counted():
-            request = partial(self._request, nodes, new, epoch, time, time_start)
+            times = {"time": time, "time_start": time_start}
+            request = partial(self._request, nodes, new, epoch, negatives, times)
             call = self._begin(timeout, request, self._batch)
             return await call.wait_async()
 
@@ -230,7 +237,7 @@ class Sampler:
         return call
 
     def _request(
-        self, nodes: Any, new: Sequence[NewNode] | None, epoch: int, time: Any, time_start: Any
+        self, nodes: Any, new: Sequence[NewNode] | None, epoch: int, negatives: Any, times: dict[str, Any]
     ) -> BatchRequest:
         """Return the request of a call. Storage servers may be asked for the positions of its seeds."""
         loader = self._loader
@@ -243,9 +250,10 @@ class Sampler:
         if nodes is None:
             raise TypeError("a call needs seeds: sample(nodes), or sample(new=[...]) for new nodes")
         unit, wanted = loader._sampling.time_unit(loader.dataset.schema), loader.plan.inputs
-        given = {"time": time, "time_start": time_start}
-        seeds = loader._input_of(nodes, directory)
-        return replace(request_alone(seeds, whole_epoch(epoch), wanted, unit=unit, **given), new=added)
+        if negatives is not None and not self._takes_negatives:
+            raise TypeError("negatives of a call need dataset.sampler(..., negatives=K), of links")
+        seeds = loader._input_of(nodes, directory, negatives)
+        return replace(request_alone(seeds, whole_epoch(epoch), wanted, unit=unit, **times), new=added)
 
     def _batch(self, frame: Frame) -> Any:
         try:
@@ -287,6 +295,11 @@ def _without_source(
     times = {name: torch.empty(0, dtype=torch.int64) for name in _TIMES if options.pop(name, False)}
     if times and options.get("time_attr") is None:
         raise ValueError(f"{next(iter(times))} has no meaning without time_attr, the column that it bounds")
+    if (width := options.pop("negatives", None)) is not None:
+        if "neg_sampling" not in known or options.get("neg_sampling") is not None:
+            raise TypeError("negatives=K is for links, instead of neg_sampling")
+        count = whole_number("negatives", width, minimum=1)
+        options["neg_sampling"] = torch.empty((0, count), dtype=torch.int64)
     none = torch.empty((2, 0) if "edge_label_index" in known else 0, dtype=torch.int64)
     # The name is that of messages.
     kind = type("Sampler", (loader_class,), {"_start": lambda _: None, "_has_warned": True})

@@ -214,13 +214,6 @@ def test_new_nodes_are_nobodys_neighbours(dataset: DistDataset) -> None:
         assert not bool((batch.n_id[batch.edge_index[0]] < 0).any())
 
 
-@limit("negatives of each call of a Sampler of links")
-def test_negatives_of_a_call(dataset: DistDataset) -> None:
-    given: dict[str, Any] = {"negatives": torch.tensor([[2]])}
-    with dataset.sampler([2], loader_class=DistLinkNeighborLoader) as sampler, pytest.raises(TypeError):
-        sampler.sample(torch.tensor([[0], [1]]), **given)
-
-
 @limit("induced batches of more than 4,194,304 nodes")
 def test_the_bound_of_induced_batches() -> None:
     assert MAX_INDUCED_NODES == 4_194_304

@@ -151,6 +151,35 @@ def test_every_kind_of_batch(kind: Any, seed_type: Any, entries: Any, fanouts: A
             assert same_batch(found, loader.sample(torch.tensor(entries), epoch=epoch))
 
 
+def test_negatives_come_with_each_call(dataset: Any) -> None:
+    links, negatives = torch.tensor([[1, 2, 3], [4, 5, 6]]), torch.tensor([[7, 8], [9, -1], [-1, -1]])
+    with (
+        DistLinkNeighborLoader(
+            dataset, FANOUTS, links, neg_sampling=negatives, seed=3, num_workers=0
+        ) as loader,
+        dataset.sampler(FANOUTS, loader_class=DistLinkNeighborLoader, negatives=2, seed=3) as sampler,
+    ):
+        found = sampler.sample(links, negatives=negatives)
+        assert same_batch(found, loader.sample(links, negatives=negatives))
+        assert found.n_id[found.dst_neg_index[0]].tolist() == [7, 8]
+        assert (found.dst_neg_index[2] == -1).all()
+        assert same_batch(sampler.sample(links), loader.sample(links))
+        with pytest.raises(ValueError, match=r"given negatives must be \[3, 2\]"):
+            sampler.sample(links, negatives=negatives[:, :1])
+
+
+def test_negatives_that_nobody_takes_are_refused() -> None:
+    links: dict[str, Any] = {"loader_class": DistLinkNeighborLoader}
+    with LOCAL.sampler(FANOUTS, **links) as sampler, pytest.raises(TypeError, match="negatives=K"):
+        sampler.sample([[0], [1]], negatives=[[2]])
+    with pytest.raises(TypeError, match="is for links, instead of neg_sampling"):
+        LOCAL.sampler(FANOUTS, negatives=2)
+    with pytest.raises(TypeError, match="instead of neg_sampling"):
+        LOCAL.sampler(FANOUTS, negatives=2, neg_sampling="binary", **links)
+    with pytest.raises(ValueError, match="negatives must be at least 1"):
+        LOCAL.sampler(FANOUTS, negatives=0, **links)
+
+
 def test_walks() -> None:
     options: dict[str, Any] = {
         "sampler_options": RandomWalkSamplerOptions(walk_length=3, walks_per_seed=2),
