@@ -14,7 +14,7 @@ import griffe
 _UPWARDS = re.compile(r"\[([^\]]*)\]\((\.\./[^)]*)\)")
 _ROLE = re.compile(r":(?:class|meth|attr|func):`~?([\w.]+)`")
 _ARGUMENT = re.compile(r"^(``.+``)\n((?:    .*\n?)+)", re.MULTILINE)
-_NAME = re.compile(r"^- `([\w.]+)`.*$", re.MULTILINE)
+_NAMES = re.compile(r"^- `([\w.]+)`: (.+)$", re.MULTILINE)
 _DOCUMENTED_BASE = "gigl_loader.loaders.base.BaseDistLoader"
 
 
@@ -24,7 +24,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     The names listed on the page of the reference become their documentation.
     """
     if page.file.src_uri == "reference.md":
-        markdown = _NAME.sub(_documentation, markdown)
+        markdown = _NAMES.sub(_documentation, markdown)
     folder = posixpath.dirname(page.file.src_uri)
     return _UPWARDS.sub(lambda link: _named(link, folder), markdown)
 
@@ -39,17 +39,21 @@ def _named(link: re.Match[str], folder: str) -> str:
 
 
 def _documentation(item: re.Match[str]) -> str:
-    """Return the directive of mkdocstrings for one public name, at the place where it is defined."""
-    module, _, name = item[1].rpartition(".")
-    value = getattr(importlib.import_module(module), name)
+    """Return the directives of mkdocstrings for the names that a line lists of a module."""
+    module = importlib.import_module(item[1])
+    names = re.findall(r"`(\w+)`", item[2])
+    return "\n".join(_directive(getattr(module, name)) for name in names)
+
+
+def _directive(value: Any) -> str:
+    """Return the directive for a public name, at the place where it is defined."""
     if inspect.ismodule(value):
-        return f"\n::: {item[1]}\n"
-    path = f"{value.__module__}.{value.__qualname__}"
+        return f"\n::: {value.__name__}\n"
     options = {
         "inherited_members": _shows_inherited(value),
         "show_if_no_docstring": getattr(value, "_is_protocol", False),
     }
-    return f"\n::: {path}\n    options: {json.dumps(options)}\n"
+    return f"\n::: {value.__module__}.{value.__qualname__}\n    options: {json.dumps(options)}\n"
 
 
 def _shows_inherited(value: Any) -> bool:
