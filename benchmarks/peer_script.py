@@ -2,7 +2,7 @@
 
 The script is called as ``SCRIPT setup`` once, then as ``SCRIPT DATA MODE`` with the mode ``sampler``,
 ``colocated`` or ``store``. Environment variables give the settings: NB (batches), NW (workers of each
-host), S (hosts that hold a part each), SEED and REPS. benchmarks/README.md describes the output.
+host), S (hosts that hold a part each), SEED and REPS. docs/internals/measuring.md describes the output.
 """
 
 from __future__ import annotations
