@@ -14,7 +14,7 @@ import griffe
 _UPWARDS = re.compile(r"\[([^\]]*)\]\((\.\./[^)]*)\)")
 _ROLE = re.compile(r":(?:class|meth|attr|func):`~?([\w.]+)`")
 _ARGUMENT = re.compile(r"^(``.+``)\n((?:    .*\n?)+)", re.MULTILINE)
-_NAMES = re.compile(r"^- `([\w.]+)`: (.+)$", re.MULTILINE)
+_NAMES = re.compile(r"^- `([\w.]+)`: (.+(?:\n  .+)*)$", re.MULTILINE)
 _DOCUMENTED_BASE = "gigl_loader.loaders.base.BaseDistLoader"
 
 
