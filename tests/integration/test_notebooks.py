@@ -108,13 +108,3 @@ def test_a_notebook_has_no_outputs(name: str) -> None:
 def test_every_notebook_is_listed() -> None:
     listed = re.findall(r"^\| \[(\w+\.ipynb)\]\(\1\)", (FOLDER / "README.md").read_text(), re.M)
     assert sorted(listed) == NOTEBOOKS
-
-
-@pytest.mark.parametrize("name", NOTEBOOKS)
-def test_links_of_a_notebook_lead_to_files(name: str) -> None:
-    prose = "".join(
-        "".join(cell["source"]) for cell in cells_of(FOLDER / name) if cell["cell_type"] == "markdown"
-    )
-    targets = re.findall(r"\]\(([^)#]+)", prose)
-    assert targets
-    assert [target for target in targets if not (FOLDER / target).exists()] == []
