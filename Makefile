@@ -128,10 +128,12 @@ $(VENV)/.installed: $(INPUTS) | $(BIN)/python
 
 # The test extras include all others, so this install serves `make demo` as well. Ray Train and torch_frame need
 # pandas, which torch would import in every process, 0.6 s each time: they lie apart, for the two tests of that.
+# TorchFT has nightly builds alone: its test is skipped where there is none.
 $(VENV)/.installed-test: $(INPUTS) | $(BIN)/python
 	@echo "installing into $(VENV): finds packages, downloads them, compiles; minutes the first time"
 	@$(BIN)/python $(CONSTRAINED) -e '.[test]' $(SHOWN)
 	@rm -rf build/pandas && $(BIN)/python $(PIP_INSTALL) --no-deps --target build/pandas pandas pytorch-frame
+	@rm -rf build/torchft && { $(BIN)/python $(PIP_INSTALL) -q --no-deps --target build/torchft torchft-nightly || true; }
 	@touch $(VENV)/.installed $@
 
 # --- sanitizers -------------------------------------------------------------------------------------
