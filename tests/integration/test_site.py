@@ -61,6 +61,20 @@ def _path(value: Any) -> str | None:
     return f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__qualname__") else None
 
 
+def test_every_name_that_a_page_imports_is_in_the_reference(site: Path) -> None:
+    documented = set(re.findall(r'id="([\w.]+)"', (site / "reference" / "index.html").read_text()))
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    imports = re.compile(r"^ *from (gigl_[\w.]+) import ([\w, ]+)$", re.MULTILINE)
+    found = [line for page in pages for line in imports.findall(page.read_text())]
+    values = [
+        getattr(importlib.import_module(module), name)
+        for module, names in found
+        for name in names.split(", ")
+    ]
+    assert len(values) > 20
+    assert {_path(value) for value in values} <= documented
+
+
 def test_the_reference_has_arguments_as_lists(site: Path) -> None:
     reference = (site / "reference" / "index.html").read_text()
     assert "Neighbours per hop, for every edge type" in reference
