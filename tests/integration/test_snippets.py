@@ -27,7 +27,6 @@ from tests.support.certificates import Authority
 from tests.support.clusters import addresses_of, servers_of
 from tests.support.command_line import COMMAND
 from tests.support.ports import free_port
-from tests.support.pyg_graphs import heterogeneous
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))]
@@ -154,7 +153,6 @@ def _prepare(page: str, names: dict[str, Any], monkeypatch: pytest.MonkeyPatch) 
         classes = [each.code for each in snippets(page) if "def sample(" in each.code]
         Path("my_samplers.py").write_text("\n\n".join(classes))
         monkeypatch.syspath_prepend(str(Path.cwd()))
-        names["shop"] = DistDataset.from_pyg(heterogeneous())
     if page == "docs/tables.md":
         _build_from_tables(page)
     if page == "docs/internals/graph-format.md":
