@@ -108,8 +108,15 @@ mutations: $(VENV)/.installed-test
 bench: $(VENV)/.installed-test
 	$(BIN)/gigl-loader bench $(BENCH)
 
+# Diagrams are drawn in the reader's browser. Without npm, the site asks for Mermaid elsewhere.
+build/mermaid.min.js:
+	@mkdir -p build/mermaid && cd build/mermaid && npm pack --silent mermaid@11 >/dev/null \
+	  && tar -xzf mermaid-*.tgz package/dist/mermaid.min.js && mv package/dist/mermaid.min.js ../mermaid.min.js \
+	  || echo "no npm: pages with diagrams will load Mermaid from the network"
+	@rm -rf build/mermaid
+
 # The plugin warns of a version to come, which is none of a reader's business.
-docs: $(VENV)/.installed-test
+docs: $(VENV)/.installed-test build/mermaid.min.js
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --site-dir build/site
 	@echo "build/site/index.html"
 

@@ -7,15 +7,37 @@ import inspect
 import json
 import posixpath
 import re
+from pathlib import Path
 from typing import Any
 
 import griffe
+from mkdocs.structure.files import File
+from mkdocs.utils import get_relative_url
 
 _UPWARDS = re.compile(r"\[([^\]]*)\]\((\.\./[^)]*)\)")
 _ROLE = re.compile(r":(?:class|meth|attr|func):`~?([\w.]+)`")
 _ARGUMENT = re.compile(r"^(``.+``)\n((?:    .*\n?)+)", re.MULTILINE)
 _NAMES = re.compile(r"^- `([\w.]+)`: (.+(?:\n  .+)*)$", re.MULTILINE)
 _DOCUMENTED_BASE = "gigl_loader.loaders.base.BaseDistLoader"
+
+_MERMAID = Path(__file__).parents[1] / "build/mermaid.min.js"
+"""Mermaid, as ``make docs`` gets it from npm. Without it, the theme loads it from elsewhere."""
+_ASSET = "assets/javascripts/mermaid.min.js"
+
+
+def on_files(files: Any, *, config: Any) -> Any:
+    """Add Mermaid to the site, where it is there."""
+    if _MERMAID.exists():
+        files.append(File.generated(config, _ASSET, abs_src_path=str(_MERMAID)))
+    return files
+
+
+def on_post_page(output: str, *, page: Any, **_: Any) -> str:
+    """Let a page with diagrams load the site's Mermaid. The theme looks for one before it loads its own."""
+    if 'class="mermaid"' not in output or not _MERMAID.exists():
+        return output
+    script = f'<script src="{get_relative_url(_ASSET, page.url)}"></script>'
+    return output.replace("</head>", f"{script}</head>", 1)
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:

@@ -8,11 +8,17 @@ import os
 import re
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.browser import CHROMIUM, DRIVER, browser, show_as
+from tests.support.leftovers import wait_until
 from tests.unit.test_public_names import PACKAGES, names_of
 
 ROOT = Path(__file__).parents[2]
@@ -106,3 +112,39 @@ def test_the_search_finds_the_page_of_a_word(site: Path, word: str, page: str) -
 def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
     page = (site / "index.html").read_text()
     assert not re.findall(r'<(?:script|link)[^>]+(?:src|href)="https?://[^"]+\.(?:js|css)', page)
+
+
+@pytest.fixture
+def address(site: Path) -> Iterator[str]:
+    """The site at a port of this machine."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs Chromium and its driver")
+def test_pages_fit_screens_and_diagrams_need_no_network(address: str, tmp_path: Path) -> None:
+    pages = sorted(str(page.relative_to(ROOT / "docs"))[:-3] for page in (ROOT / "docs").rglob("*.md"))
+    with browser(tmp_path) as driver:
+        driver.execute_cdp_cmd("Network.enable", {})
+        driver.execute_cdp_cmd("Network.setBlockedURLs", {"urls": ["https://*"]})
+        for width in (1280, 390):
+            show_as(driver, width=width, dark=False)
+            for page in pages:
+                driver.get(address + page.removesuffix("index"))
+                assert driver.execute_script("return document.documentElement.scrollWidth <= innerWidth"), (
+                    page
+                )
+        if (ROOT / "build/mermaid.min.js").exists():  # make docs puts it there.
+            driver.get(f"{address}internals/architecture/")
+            heights = "return [...document.querySelectorAll('div.mermaid')].map(each => each.clientHeight)"
+            assert wait_until(lambda: len(driver.execute_script(heights)) >= 7, seconds=30)
+            assert min(driver.execute_script(heights)) > 50
