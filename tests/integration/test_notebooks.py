@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,25 @@ FOLDER = ROOT / "examples" / "notebooks"
 NOTEBOOKS = sorted(path.name for path in FOLDER.glob("*.ipynb"))
 MARK = "GIGL_TEST_NOTEBOOK"
 """Variable by which processes of a notebook are found, also those whose parent has ended."""
+
+PUBLIC = {"gigl_loader", "gigl_loader.partition", "gigl_client"}
+
+CLAIMS: dict[str, tuple[str, Callable[..., bool]]] = {
+    # Accuracy of the model of all tables, and of that of the customer table.
+    "tables_to_heterogeneous_model.ipynb": (
+        r"test accuracy ([\d.]+)%",
+        lambda whole, alone: float(whole) > 80 and float(alone) < 40,
+    ),
+    # How much a metric is inflated: without a leak first.
+    "links_in_time.ipynb": (
+        r"inflated by a factor of ([\d.]+)",
+        lambda honest, *leaks: honest == "1.00" and min(map(float, leaks)) > 1.3,
+    ),
+    # Batches of both epochs; equal digests are asserted in the notebook.
+    "cluster_on_one_machine.ipynb": (r"(\d+) batches in", lambda whole, killed: whole == killed),
+    "larger_than_memory.ipynb": (r"all batches are equal, byte for byte", lambda _: True),
+}
+"""What the text of a notebook says about its outputs: a pattern, and what must hold for its matches."""
 
 _SECONDS = 110
 _RUN = """
@@ -89,6 +109,9 @@ def test_a_notebook_runs(name: str, tmp_path: Path) -> None:
     outputs = execute(name, tmp_path)
     assert [output["text"] for output in outputs if output.get("name") == "stderr"] == []
     assert any("image/png" in output.get("data", {}) for output in outputs)
+    printed = "".join("".join(output.get("text", "")) for output in outputs)
+    pattern, holds = CLAIMS[name]
+    assert holds(*re.findall(pattern, printed)), printed
     assert wait_until(lambda: not processes_of(tmp_path), seconds=10), processes_of(tmp_path)
     assert list((tmp_path / "work").iterdir()) == []
 
@@ -103,6 +126,14 @@ def test_a_notebook_has_no_outputs(name: str) -> None:
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     assert json.loads(text)["metadata"] == {"kernelspec": kernel, "language_info": {"name": "python"}}
     assert not _MACHINE.findall(text)
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_uses_only_the_public_interface(name: str) -> None:
+    sources = ("".join(cell["source"]) for cell in cells_of(FOLDER / name) if cell["cell_type"] == "code")
+    found = re.findall(r"^\s*(?:from|import) (gigl_[\w.]+)", "\n".join(sources), re.M)
+    assert found
+    assert set(found) <= PUBLIC
 
 
 def test_every_notebook_is_listed() -> None:
