@@ -116,7 +116,9 @@ def build(folder: Path, edges: dict[str, tuple[str, str]]) -> dict[str, Any]:
     for relation, (file, column) in edges.items():
         kind = f"package,{relation},{column}"
         command += ["--edges", f"{kind}={folder}/{file}", "--rename", f"{kind}:package=src"]
-        command += ["--rename", f"{kind}:{column}=dst", "--drop", f"{kind}:" + _others(folder / file, column)]
+        command += ["--rename", f"{kind}:{column}=dst"]
+        for other in {*pq.read_schema(folder / file).names} - {"package", column}:
+            command += ["--drop", f"{kind}:{other}"]
     began = time.perf_counter()
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
@@ -135,11 +137,6 @@ def build(folder: Path, edges: dict[str, tuple[str, str]]) -> dict[str, Any]:
 
 def _values(entries: Any) -> Iterable[Any]:
     return entries.values() if isinstance(entries, dict) else entries
-
-
-def _others(file: Path, column: str) -> str:
-    names = set(pq.read_schema(file).names) - {"package", column}
-    return ",".join(sorted(names)) or "nothing"
 
 
 class Model(torch.nn.Module):

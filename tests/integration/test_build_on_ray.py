@@ -124,6 +124,7 @@ def test_a_node_that_is_killed_costs_nothing_but_time(cluster: RayCluster, tmp_p
     assert files_of(tmp_path / "graph") == files_of(tmp_path / "alone")
 
 
+@pytest.mark.slow
 def test_a_bad_row_in_the_last_file_gives_the_same_error(cluster: RayCluster, tmp_path: Path) -> None:
     if not cluster.size:
         cluster.add()

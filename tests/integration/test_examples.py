@@ -83,10 +83,8 @@ def test_links_are_predicted_the_same_with_and_without_servers(
     assert run(*GIGL_LOADER, "local-cluster", "graph", "--", sys.executable, *script, cwd=tmp_path) == alone
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "metric"),
-    [PREDICTING[0], pytest.param(*PREDICTING[1].values, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "options", "metric"), PREDICTING)
 def test_links_are_predicted_by_two_ranks(name: str, options: list[str], metric: str, tmp_path: Path) -> None:
     script = [str(ROOT / "examples" / f"{name}.py"), str(tmp_path / "graph"), *options, "--batch-size", "50"]
     (output,) = run_torchrun(*script, ranks_per_host=2, seconds=100, folder=tmp_path)

@@ -100,7 +100,13 @@ def fit(
     return model, {int(path.stem.removeprefix("step=")): path for path in folder.glob("*.ckpt")}
 
 
-@pytest.mark.parametrize("limit", [{"max_epochs": 3}, {"max_steps": 11}], ids=["epochs", "steps"])
+@pytest.mark.parametrize(
+    "limit",
+    [
+        pytest.param({"max_epochs": 3}, id="epochs"),
+        pytest.param({"max_steps": 11}, id="steps", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize(
     "every",
     [

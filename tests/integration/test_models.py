@@ -109,7 +109,7 @@ def _with_messages(data: HeteroData, edge_dir: str) -> HeteroData:
     return result
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_model_learns_from_batches(num_workers: int) -> None:
     torch.manual_seed(0)
     data = homogeneous()

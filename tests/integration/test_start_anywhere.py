@@ -78,7 +78,7 @@ def test_a_path_that_only_the_trainer_knows(tmp_path: Path) -> None:
     assert run("-c", program, cwd=tmp_path, PYTHONPATH="") == "12 batches\n"
 
 
-@pytest.mark.parametrize("stream", ["0", "1", "2"])
+@pytest.mark.parametrize("stream", ["0", *(pytest.param(each, marks=pytest.mark.slow) for each in "12")])
 def test_a_trainer_with_a_closed_standard_stream(tmp_path: Path, stream: str) -> None:
     """As daemons have. Descriptors 0 to 2 then become files of ours, which must not confuse workers."""
     program = f"import os; os.close({stream})\n{PROGRAM}open('done', 'w').close()"

@@ -74,8 +74,22 @@ class Trainer:
             return self.stderr.read()
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
-@pytest.mark.parametrize("phase", ["starting", "running", "sampling"])
+# Each phase and each method; the other six are slow.
+@pytest.mark.parametrize(
+    ("phase", "method"),
+    [
+        ("starting", "spawn"),
+        ("running", "forkserver"),
+        ("sampling", "fork"),
+        *(
+            pytest.param(phase, method, marks=pytest.mark.slow)
+            for phase, method in (
+                *(("starting", "fork"), ("starting", "forkserver"), ("running", "spawn")),
+                *(("running", "fork"), ("sampling", "spawn"), ("sampling", "forkserver")),
+            )
+        ),
+    ],
+)
 def test_sigkill_leaves_nothing(phase: str, method: str, temporary: Path) -> None:
     if method == "forkserver":
         temporary = Path(tempfile.mkdtemp())  # Multiprocessing's own server cannot clean up after SIGKILL.
@@ -83,7 +97,7 @@ def test_sigkill_leaves_nothing(phase: str, method: str, temporary: Path) -> Non
     assert seconds < _PROMPT_S
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.parametrize("method", ["spawn", pytest.param("fork", marks=pytest.mark.slow)])
 def test_sigkill_ends_workers_that_are_stopped(method: str, temporary: Path) -> None:
     trainer = Trainer("running", temporary, method=method)
     for pid in trainer.pids[:WORKERS]:
@@ -102,7 +116,14 @@ def test_sigkill_while_another_child_holds_the_sockets(temporary: Path) -> None:
     os.kill(trainer.pids[-1], signal.SIGKILL)
 
 
-@pytest.mark.parametrize("phase", ["starting", "running", "sampling"])
+@pytest.mark.parametrize(
+    "phase",
+    [
+        pytest.param("starting", marks=pytest.mark.slow),
+        "running",
+        pytest.param("sampling", marks=pytest.mark.slow),
+    ],
+)
 def test_ctrl_c_is_quick_and_clean(phase: str, temporary: Path) -> None:
     trainer = Trainer(phase, temporary)
     seconds, stderr = trainer.end(signal.SIGINT)

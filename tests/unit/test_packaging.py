@@ -69,7 +69,10 @@ def test_extras_divide_what_servers_and_trainers_need() -> None:
     assert {"torch", "torch-geometric", "pyarrow"} < {name for name, is_extra in names if is_extra}
 
 
-@pytest.mark.parametrize(("library", "extra"), [("torch", "train"), ("torch_geometric", "train")])
+@pytest.mark.parametrize(
+    ("library", "extra"),
+    [("torch", "train"), pytest.param("torch_geometric", "train", marks=pytest.mark.slow)],
+)
 def test_a_missing_library_is_told_with_its_extra(library: str, extra: str) -> None:
     said = f"{library} is not installed: pip install 'gigl-loader[{extra}]'"
     code = f"import sys; sys.modules['{library}'] = None; from gigl_loader import DistNeighborLoader"
