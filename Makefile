@@ -10,7 +10,7 @@
 #                        (NAMES="lease fence": these alone)
 #   make bench           measure on the common workload (BENCH="--quick" for seconds instead of minutes)
 #   make sanitize        the native tests under the address and undefined-behaviour sanitizers; with
-#                        SANITIZER=thread the data port under traffic (TRAFFIC_SECONDS=60), to find races
+#                        SANITIZER=thread the data port and shared slots under traffic (TRAFFIC_SECONDS=60)
 #   make fuzz            throw damaged bytes at the frame parser (FUZZ_SECONDS=60), then hostile bytes at live
 #                        ports (FUZZ_REQUESTS=1000000, FUZZ_SEED=1) while honest trainers run, then fuzz-port
 #   make fuzz-port       coverage-guided fuzzing of the data port and its TLS (FUZZ_SECONDS=60 each); needs clang
@@ -47,7 +47,7 @@ INPUTS := pyproject.toml constraints.txt gigl_loader/__init__.py $(wildcard gigl
 # Where an environment forbids bytecode, each interpreter that tests start would compile this project: 0.3 s.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all test-slice lint lint-native types fast unit bench docs sanitize sanitize-address sanitize-thread fuzz fuzz-port chaos torch-versions release format clean
+.PHONY: demo test test-all test-slice lint lint-native types fast unit bench docs sanitize sanitize-address sanitize-thread sanitize-slots fuzz fuzz-port chaos torch-versions release format clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/gigl-loader demo --mode graph-store $(DEMO)
@@ -181,8 +181,18 @@ CLANGXX ?= clang++
 # ThreadSanitizer of older compilers does not know the addresses that newer kernels choose at random.
 FIXED_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
-sanitize-thread: build/thread/data_port_traffic
+sanitize-thread: build/thread/data_port_traffic sanitize-slots
 	TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 $(FIXED_ADDRESSES) $< $(TRAFFIC_SECONDS)
+
+sanitize-slots: build/thread/shared_slots_traffic
+	TSAN_OPTIONS=halt_on_error=1 $(FIXED_ADDRESSES) $< $(TRAFFIC_SECONDS)
+
+# The sanitizer knows no fences, as its compiler warns: without them there is no race either, only older values.
+NO_FENCE_WARNINGS = $(shell $(CXX) --version 2>/dev/null | grep -q clang || echo -Wno-tsan)
+SLOT_SOURCES := $(addprefix gigl_loader/csrc/,cache_index.cc shared_slots.cc) tests/native/shared_slots_traffic.cc
+build/thread/shared_slots_traffic: $(SLOT_SOURCES) gigl_loader/csrc/cache_index.h gigl_loader/csrc/shared_slots.h
+	@mkdir -p $(@D)
+	$(CXX) -std=c++20 -O1 -g -Wall -Wextra $(NO_FENCE_WARNINGS) -fsanitize=thread $(SLOT_SOURCES) -o $@
 
 build/thread/%.o: %.cc $(PORT_HEADERS)
 	@mkdir -p $(@D)

@@ -63,6 +63,13 @@ class RankGroup:
         """Whether both are the same rank of the same process group."""
         return self._store is other._store and (self.rank, self.world_size) == (other.rank, other.world_size)
 
+    def within(self, rank: int, world_size: int) -> RankGroup:
+        """Return a part of the group whose ranks are numbered anew, such as those of a host.
+
+        Keys are those of the whole group: the caller makes them differ between parts.
+        """
+        return RankGroup(self._store, rank, world_size, patience_s=self._patience_s)
+
     def publish(self, key: str, value: str) -> None:
         """Let all ranks see this rank's ``value``."""
         self._ask(lambda: self._store.set(self._of(key, self.rank), value))

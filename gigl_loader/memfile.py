@@ -27,7 +27,7 @@ def create_memory(name: str, nbytes: int) -> int:
     return fd
 
 
-def map_memory(fd: int, nbytes: int) -> Bytes:
+def map_memory(fd: int, nbytes: int, *, prot: int = mmap.PROT_READ | mmap.PROT_WRITE) -> Bytes:
     """Map the first ``nbytes`` of a memory file that cannot shrink. ``FormatError`` if it is no such file.
 
     The mapping lives as long as an array of it.
@@ -42,4 +42,4 @@ def map_memory(fd: int, nbytes: int) -> Bytes:
         raise FormatError("an empty memory file")
     if os.fstat(fd).st_size < nbytes:
         raise FormatError(f"a memory file of {os.fstat(fd).st_size} bytes for {nbytes}")
-    return np.frombuffer(mmap.mmap(fd, nbytes), np.uint8)
+    return np.frombuffer(mmap.mmap(fd, nbytes, prot=prot), np.uint8)

@@ -447,7 +447,7 @@ class RemoteDistDataset(GraphQueries):
             raise
         found: BatchSource = source
         if source.store is not None and request.has_deferred_features:
-            found = owner_windows(source, self.schema, request, source.store)
+            found = owner_windows(source, self.schema, request, source.store, graph_digest=self.graph_digest)
         self._sources.add(found)
         return found
 

@@ -82,6 +82,7 @@ void BindRandom(nb::module_& m);
 void BindRowCache(nb::module_& m);
 void BindRows(nb::module_& m);
 void BindSampling(nb::module_& m);
+void BindSharedSlots(nb::module_& m);
 void BindSlots(nb::module_& m);
 void BindStop(nb::module_& m);
 void BindTextIndex(nb::module_& m);

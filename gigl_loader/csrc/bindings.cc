@@ -16,6 +16,7 @@ NB_MODULE(_core, m) {
   gigl::BindPlacement(m);
   gigl::BindPositionLists(m);
   gigl::BindPpr(m);
+  gigl::BindSharedSlots(m);
   gigl::BindSlots(m);
   gigl::BindStop(m);
   gigl::BindTextIndex(m);

@@ -17,21 +17,12 @@ constexpr size_t kAhead = 16;   // counts between the fetch of one and its use
 constexpr int kDigitBits = 11;
 constexpr size_t kDigits = size_t{1} << kDigitBits;
 constexpr int64_t kMeanCount = 32;
+constexpr size_t kSlack = 2;  // batches by which a rank may lag behind another
+constexpr uint32_t kDoubled = UINT32_MAX;  // rank of a slot whose row a peer keeps as well
 
 std::span<const int64_t> BlockOf(std::span<const int64_t> values, size_t begin) {
   return values.subspan(begin, std::min(kBlock, values.size() - begin));
 }
-
-// Every bit of a row reaches the high bits, which choose the place in the table, and the low ones, the tag.
-uint64_t Hash(int64_t row) {
-  uint64_t hash = static_cast<uint64_t>(row);
-  hash = (hash ^ (hash >> 32)) * 0x9E3779B97F4A7C15u;
-  hash = (hash ^ (hash >> 29)) * 0xD6E8FEB86659FD93u;
-  return hash ^ (hash >> 32);
-}
-
-// Scales the upper half of a hash to a place in a table of this size.
-size_t PlaceOf(uint64_t hash, size_t size) { return static_cast<size_t>(((hash >> 32) * size) >> 32); }
 
 // Sorts rows that are not negative, least significant digit first. A digit that all rows share costs nothing: the rows
 // of edges have a partition far above them.
@@ -52,6 +43,18 @@ void RadixSort(std::vector<int64_t>& rows) {
   }
 }
 
+// Leaves out the rows that peers have, and will be asked for once the batches before this window and in it are complete.
+void DropFound(std::vector<int64_t>& rows, size_t batches, std::span<const PeerSlots* const> peers) {
+  if (peers.empty()) return;
+  std::vector<uint8_t> found(rows.size());
+  for (const PeerSlots* const peer : peers) peer->FindAny(rows, 2 * batches + kSlack, found);
+  size_t kept = 0;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (found[i] == 0) rows[kept++] = rows[i];
+  }
+  rows.resize(kept);
+}
+
 // Finds in which class the item number `rank` (from 1) lies, if items are ordered by class, and leaves in `rank` its
 // number within the class.
 size_t ClassOf(const std::vector<int64_t>& sizes, int64_t& rank) {
@@ -68,7 +71,7 @@ class RowsWithoutSlot {
   // `rows` are distinct, and stay where they are.
   explicit RowsWithoutSlot(std::span<const int64_t> rows) : rows_(rows), ranks_(rows.size()), table_(2 * rows.size()) {
     for (size_t i = 0; i < rows.size(); ++i) {
-      size_t at = PlaceOf(Hash(rows[i]), table_.size());
+      size_t at = PlaceOf(HashRow(rows[i]), table_.size());
       while (table_[at] != 0) at = Next(at);
       table_[at] = static_cast<uint32_t>(i + 1);
     }
@@ -81,7 +84,7 @@ class RowsWithoutSlot {
     if (rows_.empty()) return 0;
     std::array<size_t, kBlock> at;
     for (size_t i = 0; i < block.size(); ++i) {
-      at[i] = PlaceOf(Hash(block[i]), table_.size());
+      at[i] = PlaceOf(HashRow(block[i]), table_.size());
       __builtin_prefetch(&table_[at[i]]);
     }
     int64_t count = 0;
@@ -137,11 +140,16 @@ void* AllocateHuge(size_t nbytes) {
   return memory;
 }
 
-CacheIndex::CacheIndex(int64_t num_slots, int64_t num_rows)
+CacheIndex::CacheIndex(int64_t num_slots, int64_t num_rows, const PublishedSlots& published)
     : slots_(static_cast<size_t>(num_slots), Slot{-1, -1, 0}),
-      table_(static_cast<size_t>(num_slots + num_slots / 2 + 2)),
-      slot_mask_((uint32_t{1} << std::bit_width(static_cast<uint32_t>(num_slots))) - 1),
-      counts_(static_cast<size_t>(num_rows)) {}
+      own_table_(published.table.empty() ? TableSize(static_cast<size_t>(num_slots)) : 0),
+      table_(published.table.empty() ? std::span(own_table_) : published.table),
+      published_(published),
+      slot_mask_(SlotMask(static_cast<size_t>(num_slots))),
+      counts_(static_cast<size_t>(num_rows)) {
+  for (SlotHead& head : published_.heads) head = {-1, 1};
+  if (published_.clock != nullptr) *published_.clock = 1;
+}
 
 bool CacheIndex::Accepts(std::span<const int64_t> rows) const {
   const uint64_t end = counts_.empty() ? uint64_t{1} << 63 : counts_.size();
@@ -151,11 +159,9 @@ bool CacheIndex::Accepts(std::span<const int64_t> rows) const {
 }
 
 size_t CacheIndex::nbytes() const {
-  return slots_.capacity() * sizeof(Slot) + table_.capacity() * sizeof(uint32_t) + counts_.capacity() +
+  return slots_.capacity() * sizeof(Slot) + table_.size() * sizeof(uint32_t) + counts_.capacity() +
          wanted_.capacity() * sizeof(Wanted);
 }
-
-size_t CacheIndex::Home(uint64_t hash) const { return PlaceOf(hash, table_.size()); }
 
 // A lookup reads a place of the table, and a slot. Each of these steps runs over a block of rows, so that their cache
 // misses overlap.
@@ -165,7 +171,7 @@ void CacheIndex::Find(std::span<const int64_t> rows, int64_t* found) const {
   for (size_t begin = 0; begin < rows.size(); begin += kBlock) {
     const std::span<const int64_t> block = BlockOf(rows, begin);
     for (size_t i = 0; i < block.size(); ++i) {
-      const uint64_t hash = Hash(block[i]);
+      const uint64_t hash = HashRow(block[i]);
       at[i] = Home(hash);
       tags[i] = Tag(hash);
       __builtin_prefetch(&table_[at[i]]);
@@ -188,13 +194,13 @@ void CacheIndex::Insert(std::span<const int64_t> slots) {
   for (size_t begin = 0; begin < slots.size(); begin += kBlock) {
     const std::span<const int64_t> block = BlockOf(slots, begin);
     for (size_t i = 0; i < block.size(); ++i) {
-      hashes[i] = Hash(slots_[block[i]].row);
+      hashes[i] = HashRow(slots_[block[i]].row);
       __builtin_prefetch(&table_[Home(hashes[i])], 1);
     }
     for (size_t i = 0; i < block.size(); ++i) {
       size_t at = Home(hashes[i]);
       while (table_[at] != 0) at = Next(at);
-      table_[at] = Tag(hashes[i]) | static_cast<uint32_t>(block[i] + 1);
+      Enter(at, Tag(hashes[i]) | static_cast<uint32_t>(block[i] + 1));
     }
   }
   num_used_ += static_cast<int64_t>(slots.size());
@@ -206,18 +212,18 @@ void CacheIndex::Remove(std::span<const int64_t> slots) {
   for (size_t begin = 0; begin < slots.size(); begin += kBlock) {
     const std::span<const int64_t> block = BlockOf(slots, begin);
     for (size_t i = 0; i < block.size(); ++i) {
-      homes[i] = Home(Hash(slots_[block[i]].row));
+      homes[i] = Home(HashRow(slots_[block[i]].row));
       __builtin_prefetch(&table_[homes[i]], 1);
     }
     for (size_t i = 0; i < block.size(); ++i) {
       size_t hole = homes[i];
       while (SlotOf(table_[hole]) != block[i]) hole = Next(hole);
       for (size_t at = Next(hole); table_[at] != 0; at = Next(at)) {
-        const size_t home = Home(Hash(slots_[SlotOf(table_[at])].row));
+        const size_t home = Home(HashRow(slots_[SlotOf(table_[at])].row));
         const bool behind = hole <= at ? hole < home && home <= at : hole < home || home <= at;
-        if (!behind) table_[std::exchange(hole, at)] = table_[at];
+        if (!behind) Enter(std::exchange(hole, at), table_[at]);
       }
-      table_[hole] = 0;
+      Enter(hole, 0);
     }
   }
   for (const int64_t slot : slots) slots_[slot].row = -1;
@@ -226,7 +232,8 @@ void CacheIndex::Remove(std::span<const int64_t> slots) {
 
 std::optional<WindowPlan> CacheIndex::Plan(std::span<const std::span<const int64_t>> batches,
                                            std::span<const std::span<const int64_t>> ahead,
-                                           std::span<int64_t* const> slots, bool partial) {
+                                           std::span<int64_t* const> slots, bool partial,
+                                           std::span<const PeerSlots* const> peers) {
   WindowPlan plan{first_ + static_cast<int32_t>(windows_.size()), {}, {}};
   int64_t num_evictable = num_used_ - num_pinned_;
   int64_t num_wanted = 0;
@@ -250,6 +257,7 @@ std::optional<WindowPlan> CacheIndex::Plan(std::span<const std::span<const int64
   }
   RadixSort(plan.missing);
   plan.missing.erase(std::unique(plan.missing.begin(), plan.missing.end()), plan.missing.end());
+  DropFound(plan.missing, batches.size(), peers);
   const int64_t num_missing = static_cast<int64_t>(plan.missing.size());
   const int64_t num_free = std::min(num_slots() - num_used_, num_missing);
   const bool fits = num_missing - num_free <= num_evictable;
@@ -259,7 +267,7 @@ std::optional<WindowPlan> CacheIndex::Plan(std::span<const std::span<const int64
   }
 
   RowsWithoutSlot rivals(fits ? std::span<const int64_t>() : plan.missing);
-  const std::vector<int64_t> victims = Victims(ahead, num_evictable, num_missing - num_free, rivals);
+  const std::vector<int64_t> victims = Victims(ahead, num_evictable, num_missing - num_free, rivals, peers);
   if (!fits) plan.missing = rivals.TakeChosen();
   const int64_t num_read = static_cast<int64_t>(plan.missing.size()), num_victims = num_read - num_free;
   for (int64_t slot = 0; static_cast<int64_t>(plan.missing_slots.size()) < num_free; ++slot) {
@@ -275,6 +283,14 @@ std::optional<WindowPlan> CacheIndex::Plan(std::span<const std::span<const int64
   windows_.push_back({true, static_cast<int64_t>(wanted_.size()) + num_read, plan.missing_slots});
   num_pinned_ = num_used_ - (num_evictable - num_victims) + num_read;
   for (size_t i = 0; i < plan.missing.size(); ++i) slots_[plan.missing_slots[i]] = {plan.missing[i], plan.number, 0};
+  if (!published_.heads.empty()) {
+    for (size_t i = 0; i < plan.missing.size(); ++i) published_.Begin(plan.missing_slots[i], plan.missing[i]);
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // Before the rows are written: see shared_slots.h.
+  }
+  if (published_.clock != nullptr) {
+    const int64_t now = *published_.clock + static_cast<int64_t>(batches.size());
+    std::atomic_ref(*published_.clock).store(now, std::memory_order_relaxed);
+  }
   Insert(plan.missing_slots);
   for (size_t b = 0; b < batches.size(); ++b) FindMissing(batches[b], slots[b]);
   evicted_ += num_victims;
@@ -303,12 +319,15 @@ void CacheIndex::FindMissing(std::span<const int64_t> rows, int64_t* slots) cons
 // The slots whose rows make room for others, ascending: `count` of them, of `num_evictable`, less the rivals that get no
 // slot.
 std::vector<int64_t> CacheIndex::Victims(std::span<const std::span<const int64_t>> ahead, int64_t num_evictable,
-                                         int64_t count, RowsWithoutSlot& rivals) {
+                                         int64_t count, RowsWithoutSlot& rivals,
+                                         std::span<const PeerSlots* const> peers) {
   std::vector<int64_t> victims;
   if (count == 0) return victims;
+  const int64_t doubled = peers.empty() ? 0 : TakeDoubled(count, peers);
+  num_evictable -= doubled;
   // Rivals up to this rank and slots up to this rank and window go, `left` of the last.
-  int64_t left = count;
-  uint32_t rank = static_cast<uint32_t>(ClassOf(RankByNextUse(ahead, num_evictable, count, rivals), left)) << 8;
+  int64_t left = count - doubled;
+  uint32_t rank = static_cast<uint32_t>(ClassOf(RankByNextUse(ahead, num_evictable, left, rivals), left)) << 8;
   if (!counts_.empty()) rank |= static_cast<uint32_t>(ClassOf(RankByCount(rank, rivals), left));
   rivals.Drop(rank, left);
   int32_t last = 0;
@@ -325,10 +344,44 @@ std::vector<int64_t> CacheIndex::Victims(std::span<const std::span<const int64_t
     Slot& slot = slots_[at];
     if (!Evictable(slot)) continue;
     const auto order = std::pair(slot.rank, slot.last) <=> std::pair(rank, last);
-    if (order < 0 || (order == 0 && left-- > 0)) victims.push_back(at);
+    if (slot.rank == kDoubled || order < 0 || (order == 0 && left-- > 0)) victims.push_back(at);
     slot.rank = 0;
   }
   return victims;
+}
+
+// Chooses slots whose rows a peer keeps as well, among the next `count` slots. Returns how many.
+int64_t CacheIndex::TakeDoubled(int64_t count, std::span<const PeerSlots* const> peers) {
+  std::vector<int64_t> slots, rows;
+  for (int64_t i = 0; i < std::min(count, num_slots()); ++i) {
+    const int64_t slot = std::exchange(next_doubled_, next_doubled_ + 1 == num_slots() ? 0 : next_doubled_ + 1);
+    if (!Evictable(slots_[slot])) continue;
+    slots.push_back(slot);
+    rows.push_back(slots_[slot].row);
+  }
+  std::vector<uint8_t> found(rows.size());
+  for (const PeerSlots* const peer : peers) peer->FindKept(rows, found);
+  int64_t taken = 0;
+  for (size_t i = 0; i < slots.size(); ++i) {
+    if (found[i] == 0) continue;
+    slots_[slots[i]].rank = kDoubled;
+    ++taken;
+  }
+  return taken;
+}
+
+// Gives this rank to slots that can be evicted, and whose rows peers are about to copy. Returns how many.
+int64_t CacheIndex::RankMarked(uint32_t rank) {
+  if (published_.heads.empty()) return 0;
+  const uint32_t now = static_cast<uint32_t>(*published_.clock);
+  int64_t marked = 0;
+  for (size_t at = 0; at < slots_.size(); ++at) {
+    const uint32_t mark = Load(published_.marks[at]);
+    if (mark == 0 || static_cast<int32_t>(mark - now) < 0 || !Evictable(slots_[at]) || slots_[at].rank != 0) continue;
+    slots_[at].rank = rank;
+    ++marked;
+  }
+  return marked;
 }
 
 // Ranks slots that can be evicted by the next use of their rows: 0 without one, else the higher the sooner, in the
@@ -336,9 +389,10 @@ std::vector<int64_t> CacheIndex::Victims(std::span<const std::span<const int64_t
 // first.
 std::vector<int64_t> CacheIndex::RankByNextUse(std::span<const std::span<const int64_t>> ahead, int64_t num_evictable,
                                                int64_t count, RowsWithoutSlot& rivals) {
-  std::vector<int64_t> sizes(ahead.size() + 1);
+  std::vector<int64_t> sizes(ahead.size() + 2);
   std::array<int64_t, kBlock> found;
-  sizes[0] = num_evictable + static_cast<int64_t>(rivals.size());
+  sizes.back() = RankMarked(static_cast<uint32_t>(ahead.size() + 1) << 8);
+  sizes[0] = num_evictable + static_cast<int64_t>(rivals.size()) - sizes.back();
   for (size_t b = 0; b < ahead.size() && sizes[0] > count; ++b) {
     const size_t use = ahead.size() - b;
     for (size_t begin = 0; begin < ahead[b].size(); begin += kBlock) {
@@ -376,6 +430,13 @@ bool CacheIndex::IsPinned(int64_t window) const {
   return at >= 0 && at < static_cast<int64_t>(windows_.size()) && windows_[at].pinned;
 }
 
+bool CacheIndex::Publish(int64_t window) {
+  if (!IsPinned(window)) return false;
+  if (published_.heads.empty()) return true;
+  for (const int64_t slot : At(static_cast<int32_t>(window)).missing) published_.Publish(static_cast<size_t>(slot));
+  return true;
+}
+
 bool CacheIndex::Release(int64_t window) {
   if (!IsPinned(window)) return false;
   windows_[window - first_].pinned = false;
@@ -391,6 +452,9 @@ bool CacheIndex::Forget(int64_t window) {
     for (const int64_t slot : windows_[at].missing) --At(slots_[slot].last).num_slots;
     num_pinned_ -= static_cast<int64_t>(windows_[at].missing.size());
     Remove(windows_[at].missing);
+    if (!published_.heads.empty()) {
+      for (const int64_t slot : windows_[at].missing) published_.Begin(static_cast<size_t>(slot), -1);
+    }
   }
   DropEnded();
   return true;

@@ -10,6 +10,8 @@
 #include <span>
 #include <vector>
 
+#include "shared_slots.h"
+
 namespace gigl {
 
 void* AllocateHuge(size_t nbytes);
@@ -39,6 +41,9 @@ class RowsWithoutSlot;
 //
 // A window is pinned from Plan to Release. Its rows cannot be replaced while it or an earlier window is pinned.
 //
+// Where slots are published, other ranks copy rows from them, and this rank from theirs (shared_slots.h). Rows that a peer
+// has take no slot. Rows that a peer keeps as well go before all others; rows that peers are about to copy go last.
+//
 // Takes 22 bytes a slot, 8 more for each row that a pinned window has to read, and a byte for each row counted. One
 // thread at a time; the counters alone may be read by others.
 class CacheIndex {
@@ -46,8 +51,10 @@ class CacheIndex {
   static constexpr int64_t kMaxSlots = INT32_MAX;
   static constexpr int64_t kMaxAhead = 1 << 23;
 
-  // `num_rows` > 0 keeps a count for each row below it; others are refused then.
-  CacheIndex(int64_t num_slots, int64_t num_rows);
+
+  // `num_rows` > 0 keeps a count for each row below it; others are refused then. `published` is zeros, of the right
+  // sizes for `num_slots`, or nothing.
+  CacheIndex(int64_t num_slots, int64_t num_rows, const PublishedSlots& published = {});
 
   // Whether every row is one that the cache may hold.
   bool Accepts(std::span<const int64_t> rows) const;
@@ -57,10 +64,13 @@ class CacheIndex {
   // `slots`, where the rows that are missing exceed the free slots and those that are not pinned.
   //
   // `partial`: those rows get slots then whose next use comes before that of rows in the cache (of equal ones, those
-  // with the higher count). Others have none, -1 in `slots`.
+  // with the higher count). Others have none, -1 in `slots`. Nor have rows that are missing and that `peers` have.
   std::optional<WindowPlan> Plan(std::span<const std::span<const int64_t>> batches,
                                  std::span<const std::span<const int64_t>> ahead, std::span<int64_t* const> slots,
-                                 bool partial);
+                                 bool partial, std::span<const PeerSlots* const> peers = {});
+
+  // Lets peers copy the rows that were missing in a window: they have been read. False where it is not pinned.
+  bool Publish(int64_t window);
 
   // Ends a window. False where it is not pinned.
   bool Release(int64_t window);
@@ -98,7 +108,7 @@ class CacheIndex {
     int32_t last;  // before this window
   };
 
-  size_t Home(uint64_t hash) const;
+  size_t Home(uint64_t hash) const { return PlaceOf(hash, table_.size()); }
   uint32_t Tag(uint64_t hash) const { return static_cast<uint32_t>(hash) & ~slot_mask_; }
   size_t Next(size_t at) const { return at + 1 == table_.size() ? 0 : at + 1; }
   int64_t SlotOf(uint32_t entry) const { return static_cast<int64_t>(entry & slot_mask_) - 1; }
@@ -108,8 +118,11 @@ class CacheIndex {
   void Insert(std::span<const int64_t> slots);
   void Remove(std::span<const int64_t> slots);
   void FindMissing(std::span<const int64_t> rows, int64_t* slots) const;
+  void Enter(size_t at, uint32_t entry) { std::atomic_ref(table_[at]).store(entry, std::memory_order_relaxed); }
+  int64_t TakeDoubled(int64_t count, std::span<const PeerSlots* const> peers);
+  int64_t RankMarked(uint32_t rank);
   std::vector<int64_t> Victims(std::span<const std::span<const int64_t>> ahead, int64_t num_evictable, int64_t count,
-                               RowsWithoutSlot& rivals);
+                               RowsWithoutSlot& rivals, std::span<const PeerSlots* const> peers);
   std::vector<int64_t> RankByNextUse(std::span<const std::span<const int64_t>> ahead, int64_t num_evictable,
                                      int64_t count, RowsWithoutSlot& rivals);
   std::vector<int64_t> RankByCount(uint32_t rank, RowsWithoutSlot& rivals);
@@ -118,7 +131,10 @@ class CacheIndex {
   void DropEnded();
 
   std::vector<Slot, HugePageAllocator<Slot>> slots_;
-  std::vector<uint32_t, HugePageAllocator<uint32_t>> table_;  // linear probing: slot + 1 in the low bits, bits of the hash above; 0: empty
+  std::vector<uint32_t, HugePageAllocator<uint32_t>> own_table_;
+  std::span<uint32_t> table_;  // linear probing: slot + 1 in the low bits, bits of the hash above; 0: empty
+  PublishedSlots published_;
+  int64_t next_doubled_ = 0;  // slot whose row is next looked for in the slots of peers
   uint32_t slot_mask_;
   std::vector<uint8_t> counts_;
   int64_t sum_of_counts_ = 0;

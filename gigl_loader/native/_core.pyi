@@ -4,7 +4,7 @@ Every function checks dtypes and lengths (``TypeError``/``ValueError``), then re
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -301,6 +301,8 @@ def split_by_cache(
     ``[0, num_rows)``.
     """
 
+_Published: TypeAlias = tuple[npt.NDArray[np.uint32], Int64Array, npt.NDArray[np.uint32], Int64Array]
+
 class CacheIndex:
     """Numbers the rows of one type with the slots of a cache, whose replacement knows the next batches.
 
@@ -309,10 +311,24 @@ class CacheIndex:
     22 bytes a slot, and one for each row that is counted. One thread at a time. See ``csrc/cache_index.h``.
     """
 
-    def __init__(self, num_slots: int, num_rows: int = 0) -> None:
-        """With ``num_rows``, each row below has a count of 0 to 255, and no other row is taken."""
+    def __init__(
+        self,
+        num_slots: int,
+        num_rows: int = 0,
+        published: tuple[npt.NDArray[np.uint32], Int64Array, npt.NDArray[np.uint32], Int64Array]
+        | None = None,
+    ) -> None:
+        """With ``num_rows``, each row below has a count of 0 to 255, and no other row is taken.
+
+        ``published`` is memory of zeros, which other ranks of the host read as ``PeerSlots``: table, heads,
+        marks and clock.
+        """
     def plan(
-        self, batches: Sequence[Int64Array], ahead: Sequence[Int64Array] = ..., partial: bool = False
+        self,
+        batches: Sequence[Int64Array],
+        ahead: Sequence[Int64Array] = ...,
+        partial: bool = False,
+        peers: Sequence[PeerSlots] = ...,
     ) -> tuple[int, list[Int64Array], Int64Array, Int64Array] | None:
         """Plan the next window, whose rows stay in the cache until it and all earlier windows have ended.
 
@@ -324,10 +340,13 @@ class CacheIndex:
         before it uses this window or a later one. Returns ``None``, and changes nothing, where the missing
         rows exceed the free slots and those of rows that no pinned window needs. ``partial`` gives slots to
         some of them then: those whose next use comes before that of rows in the cache, or, of equal ones,
-        with a higher count. Others are not missing, and their slot is -1.
+        with a higher count. Others are not missing, and their slot is -1. Nor are rows missing that ``peers``
+        have, or are about to read.
 
         ``ValueError`` for a negative row, or one of ``num_rows`` or more.
         """
+    def publish(self, window: int) -> None:
+        """Let other ranks copy the rows that were missing. ``ValueError`` where the window is not pinned."""
     def release(self, window: int) -> None:
         """End a window. ``ValueError`` where it is not pinned."""
     def forget(self, window: int) -> None:
@@ -359,6 +378,43 @@ class CacheIndex:
     @property
     def nbytes(self) -> int:
         """Memory in bytes."""
+
+class PeerSlots:
+    """Rows of one type in the cache of another rank, whose process may change them at any time.
+
+    Arrays that were made for as many slots; whatever they hold, nothing outside of them is read. See
+    ``csrc/shared_slots.h``.
+    """
+
+    def __init__(
+        self,
+        table: npt.NDArray[np.uint32],
+        heads: Int64Array,
+        marks: npt.NDArray[np.uint32],
+        clock: Int64Array,
+        columns: Sequence[npt.NDArray[np.uint8]],
+        first: bool,
+    ) -> None:
+        """Take uint32 [``slot_table_size``], int64 [slots, 2], uint32 [slots], int64 [1].
+
+        ``columns`` are uint8 [slots, row bytes] each. Only ``marks`` are written. ``first``: whether the rank
+        comes before this one; half of the rows that both have are kept by either.
+        """
+
+def copy_from_peers(
+    peers: Sequence[PeerSlots],
+    rows: Int64Array,
+    places: Int64Array | None,
+    out: Sequence[npt.NDArray[np.uint8]],
+) -> npt.NDArray[np.bool_]:
+    """Copy row ``rows[i]`` of each column to row ``places[i]`` of ``out``, from the first peer that has it.
+
+    Returns which rows were copied, bool [N]; the others' places may hold anything. ``None`` stands for places
+    ``0, 1, ...``. ``ValueError``, with nothing copied, for a place outside.
+    """
+
+def slot_table_size(num_slots: int) -> int:
+    """Return the size of the table of ``PeerSlots``."""
 
 def lease_slots(lent: npt.NDArray[np.uint8], flags: npt.NDArray[np.uint8], slot: int, span: int) -> object:
     """Set ``lent`` at ``span`` slots from ``slot``. When the result ends, it and ``flags`` become 0 there.

@@ -7,6 +7,7 @@ that no known batch wants, and of them the rows that batches wanted least often.
 
 from __future__ import annotations
 
+import logging
 import mmap
 import threading
 import weakref
@@ -19,18 +20,24 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from gigl_loader.arrays import Bytes, Int64Array
-from gigl_loader.native import CacheIndex, copy_rows
+from gigl_loader.graph.schema import type_name
+from gigl_loader.native import CacheIndex, copy_from_peers, copy_rows
 from gigl_loader.options import EdgeType, NodeType
+from gigl_loader.sampling.host_cache import PUBLISHED_BYTES, HostCache, Slots
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.native import PeerSlots
     from gigl_loader.options import CachePolicy
+    from gigl_loader.sampling.host_cache import HostRanks, SharedSlots
     from gigl_loader.sampling.partitioned import OwnerRows
     from gigl_loader.sampling.plan import ColumnPlan
     from gigl_loader.sampling.rows import RowReader
     from gigl_loader.sampling.store import GatherRequest
+
+logger = logging.getLogger(__name__)
 
 Kind: TypeAlias = NodeType | EdgeType
 Places: TypeAlias = Mapping[Kind, Int64Array]
@@ -55,6 +62,8 @@ class CachedColumns:
     """False: the reader reads memory, and is asked for every batch."""
     counted: bool = False
     """Count how often batches want each row. Rows are then positions, below ``num_rows``."""
+    signature: str = ""
+    """Names and sizes of the columns: equal where two ranks of a host may share rows."""
     counts: Bytes | None = None
     """How often each row is likely to be wanted, uint8 [num_rows], where something is known beforehand."""
 
@@ -87,6 +96,7 @@ def cached_columns(
             reader=readers[kind],
             row_bytes=tuple(of_type.columns[name].row_bytes for name in names),
             num_rows=of_type.count,
+            signature=f"{type_name(kind)} {[(name, of_type.columns[name].row_bytes) for name in names]}",
             here=(here or {}).get(kind),
             cached=kind not in mapped,
             counted=policy == "census" and isinstance(kind, str),
@@ -110,6 +120,8 @@ class RowCounts:
 
     wanted: int = 0
     cache: int = 0
+    ranks: int = 0
+    """Rows in the caches of other ranks of this host."""
     memory: int = 0
     read: int = 0
     """Rows read from a disk or from their owners."""
@@ -119,6 +131,7 @@ class RowCounts:
         return RowCounts(
             wanted=self.wanted + other.wanted,
             cache=self.cache + other.cache,
+            ranks=self.ranks + other.ranks,
             memory=self.memory + other.memory,
             read=self.read + other.read,
             read_bytes=self.read_bytes + other.read_bytes,
@@ -132,20 +145,28 @@ class Window:
     numbers: dict[Kind, int]
     """Number of the window in the index of each type."""
     slots: list[dict[Kind, Int64Array]]
-    """Slots of the rows of each batch, in the order of its places; -1: none, read for the batch alone."""
+    """Slots of the rows of each batch, in the order of its places; -1: none. Its row is copied from the cache
+    of another rank, or read for the batch alone."""
     missing: dict[Kind, tuple[Int64Array, Int64Array]]
     """Rows to be read into the cache, ascending, and their slots."""
     pressure: float
-    """Largest share of the slots of a type that this and earlier windows hold."""
+    """Largest share of the slots of a type that this and earlier windows hold, or would if each of the rows
+    of this window had one."""
     counts: RowCounts = field(default_factory=RowCounts)
 
 
 class FeatureCache:
     """Rows in memory. ``plan``, ``fetch`` and ``release`` are for one thread; ``gather`` is for any."""
 
-    def __init__(self, columns: Mapping[Kind, CachedColumns], nbytes: int) -> None:
-        """``nbytes`` bound the rows and the index. Memory is committed when rows are first read."""
+    def __init__(
+        self, columns: Mapping[Kind, CachedColumns], nbytes: int, *, ranks: HostRanks | None = None
+    ) -> None:
+        """``nbytes`` bound the rows and the index. Memory is committed when rows are first read.
+
+        ``ranks`` of this host copy rows from each other's caches.
+        """
         self._columns = dict(columns)
+        self._host = None if ranks is None or nbytes == 0 else HostCache(ranks)
         self._nbytes = nbytes
         self._types: dict[Kind, _TypeCache] = {}
         self._lock = threading.Lock()
@@ -165,6 +186,11 @@ class FeatureCache:
         return sum(each.num_slots for each in self._types.values())
 
     @property
+    def num_peers(self) -> int:
+        """Other ranks of this host whose rows are copied."""
+        return 0 if self._host is None else self._host.num_peers
+
+    @property
     def nbytes(self) -> int:
         """Bytes of memory that the cache may take at most, once it is allocated."""
         return sum(each.nbytes for each in self._types.values())
@@ -176,7 +202,7 @@ class FeatureCache:
         if self._closed or not types:
             return 0 if self._closed else self._nbytes
         return sum(
-            (each.num_slots - each.index.num_used) * _cost(self._columns[kind])
+            (each.num_slots - each.index.num_used) * self._cost(self._columns[kind])
             for kind, each in types.items()
         )
 
@@ -198,7 +224,8 @@ class FeatureCache:
         """Give slots to all rows of a window. ``None``, with nothing changed, where they do not fit now.
 
         ``ahead`` are the places of later batches, in order. ``partial``: rows that do not fit, and are wanted
-        again later than those in the cache, have no slots then. They are read straight into the frame.
+        again later than those in the cache, have no slots then. They are read straight into the frame. Rows
+        in the cache of another rank of this host take no slots.
         """
         if not self._types:
             self._allocate(batches[0])
@@ -207,7 +234,8 @@ class FeatureCache:
             wanted = [places.get(kind, _NONE) for places in batches]
             if not any(map(len, wanted)):
                 continue
-            planned = cached.index.plan(wanted, [places.get(kind, _NONE) for places in ahead], partial)
+            after = [places.get(kind, _NONE) for places in ahead]
+            planned = cached.index.plan(wanted, after, partial, self._peers(kind))
             if planned is None:
                 self.forget(window)
                 return None
@@ -216,10 +244,9 @@ class FeatureCache:
             window.missing[kind] = (missing, missing_slots)
             for each, found in zip(window.slots, slots, strict=True):
                 each[kind] = found
-            window.pressure = max(window.pressure, cached.index.num_pinned / cached.num_slots)
-            rows, read = sum(map(len, wanted)), len(missing)
-            if partial:
-                rows -= sum(int(np.count_nonzero(each < 0)) for each in slots)
+            rows, read = sum(int(np.count_nonzero(each >= 0)) for each in slots), len(missing)
+            elsewhere = sum(map(len, slots)) - rows
+            window.pressure = max(window.pressure, (cached.index.num_pinned + elsewhere) / cached.num_slots)
             window.counts += RowCounts(
                 wanted=rows, cache=rows - read, read=read, read_bytes=read * self._columns[kind].nbytes
             )
@@ -230,6 +257,8 @@ class FeatureCache:
         for kind, (rows, slots) in window.missing.items():
             if len(rows):
                 self._columns[kind].reader.read(rows, slots, self._types[kind].memory)
+        for kind, number in window.numbers.items():
+            self._types[kind].index.publish(number)
         self._count(window.counts)
 
     def release(self, window: Window) -> None:
@@ -268,6 +297,7 @@ class FeatureCache:
                 which = np.arange(len(found)) if which is None else which
                 held.append((want, found[cached], which[cached]))
                 lacking.append((want, which[~cached]))
+        lacking = [each for each in map(self._copy_from_peers, lacking) if each is not None]
         with _meanwhile(partial(self._read, lacking)) if held and lacking else nullcontext():
             for want, found, targets in held:
                 for memory, out in zip(self._types[want.kind].memory, want.out, strict=True):
@@ -278,8 +308,33 @@ class FeatureCache:
     def close(self) -> None:
         """End reads in progress. Closing twice is fine."""
         self._closed = True  # A collection may call this anywhere: it takes no lock.
+        if self._host is not None:
+            self._host.close()
         for each in self._columns.values():
             each.reader.close()
+
+    def join(self) -> None:
+        """Wait until a closed cache has let go of those of other ranks."""
+        if self._host is not None:
+            self._host.join()
+
+    def _peers(self, kind: Kind) -> tuple[PeerSlots, ...]:
+        return () if self._host is None else self._host.peers(kind)
+
+    def _copy_from_peers(
+        self, wanted: tuple[GatherRequest, Int64Array | None]
+    ) -> tuple[GatherRequest, Int64Array | None] | None:
+        """Copy the rows of a batch that other ranks of this host have. Return what is left to be read."""
+        want, which = wanted
+        if not (peers := self._peers(want.kind)) or not want.columns:
+            return wanted
+        rows = want.rows if which is None else want.rows[which]
+        copied = copy_from_peers(peers, rows, which, want.out)
+        count = int(np.count_nonzero(copied))
+        self._count(RowCounts(wanted=count, ranks=count))
+        if count == len(rows):
+            return None
+        return want, np.flatnonzero(~copied) if which is None else which[~copied]
 
     def _read(self, wants: Sequence[tuple[GatherRequest, Int64Array | None]]) -> None:
         """Read some of the rows of a batch, or all, straight into its frame."""
@@ -301,16 +356,38 @@ class FeatureCache:
 
     def _allocate(self, first: Places) -> None:
         """Share the memory among the types by the bytes that the first batch wants of them."""
-        costs = {kind: _cost(each) for kind, each in self._columns.items() if each.cached}
+        costs = {kind: self._cost(each) for kind, each in self._columns.items() if each.cached}
         wanted = {kind: max(len(first.get(kind, _NONE)), 1) * costs[kind] for kind in costs}
-        left, types = self._nbytes, {}
+        left, sizes = self._nbytes, {}
         for kind in sorted(costs, key=lambda kind: costs[kind] * self._columns[kind].num_rows / wanted[kind]):
             share = left * wanted[kind] // sum(wanted.values())
             slots = min(share // costs[kind], self._columns[kind].num_rows)
-            types[kind] = _TypeCache(self._columns[kind], max(slots, 1))
+            sizes[kind] = max(slots, 1)
             left -= slots * costs[kind]
             del wanted[kind]
+        shared = self._shared(sizes)
+        types = {
+            kind: _TypeCache(self._columns[kind], size, shared.get(kind)) for kind, size in sizes.items()
+        }
         self._types = types  # All at once: other threads read it.
+
+    def _shared(self, sizes: Mapping[Kind, int]) -> Mapping[Kind, SharedSlots]:
+        """Return memory for slots that other ranks of this host can read, if there is any."""
+        if self._host is None or not sizes:
+            return {}
+        columns = self._columns
+        slots = {
+            kind: Slots(n, columns[kind].row_bytes, columns[kind].signature) for kind, n in sizes.items()
+        }
+        try:
+            return self._host.allocate(slots)
+        except OSError as error:
+            logger.warning("ranks of this host do not share rows: %s", error)
+            return {}
+
+    def _cost(self, columns: CachedColumns) -> int:
+        """Return the bytes of a slot."""
+        return columns.nbytes + _INDEX_BYTES + (0 if self._host is None else PUBLISHED_BYTES)
 
 
 _CACHES: weakref.WeakSet[FeatureCache] = weakref.WeakSet()
@@ -360,24 +437,25 @@ _INDEX_BYTES = 22
 """Of a slot in a ``CacheIndex``."""
 
 
-def _cost(columns: CachedColumns) -> int:
-    return columns.nbytes + _INDEX_BYTES
-
-
 class _TypeCache:
     """Slots of the rows of one type."""
 
-    def __init__(self, columns: CachedColumns, num_slots: int) -> None:
+    def __init__(self, columns: CachedColumns, num_slots: int, shared: SharedSlots | None = None) -> None:
         self.num_slots = num_slots
         counts = columns.counted or columns.counts is not None
-        self.index = CacheIndex(num_slots, num_rows=columns.num_rows if counts else 0)
+        self.index = CacheIndex(
+            num_slots, columns.num_rows if counts else 0, None if shared is None else shared.published
+        )
+        self._index_bytes = _INDEX_BYTES + (0 if shared is None else PUBLISHED_BYTES)
         if columns.counts is not None:
             self.index.preset(columns.counts)
-        self.memory = [_reserved(num_slots, each) for each in columns.row_bytes]
+        self.memory = (
+            [_reserved(num_slots, each) for each in columns.row_bytes] if shared is None else shared.memory
+        )
 
     @property
     def nbytes(self) -> int:
-        return sum(each.size for each in self.memory) + _INDEX_BYTES * self.num_slots
+        return sum(each.size for each in self.memory) + self._index_bytes * self.num_slots
 
 
 def _reserved(num_slots: int, row_bytes: int) -> Bytes:

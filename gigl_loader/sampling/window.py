@@ -18,6 +18,7 @@ from gigl_loader.channel.ring import private_slots
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable, WorkerDied
 from gigl_loader.sampling.feature_cache import FeatureCache, RowCounts, cached_columns, columns_with_bytes
 from gigl_loader.sampling.frame_writer import Completion
+from gigl_loader.sampling.host_cache import HostRanks
 from gigl_loader.sampling.partitioned import OwnerRows
 from gigl_loader.sampling.resident import ResidentRows
 from gigl_loader.sampling.row_cache import reference_counts
@@ -156,7 +157,16 @@ class WindowedSource:
             "peer_calls": inner["peer_calls"] + wire.calls,
             "oversize": inner["oversize"] + pipeline.fresh,
             "rows": self._rows(pipeline.cache.counts),
+            **self._memory(inner),
         }
+
+    def _memory(self, stats: dict[str, Any]) -> dict[str, Any]:
+        """Return where features are read from, as the source within tells, and the ranks that share rows."""
+        peers, told = self._pipeline.cache.num_peers, stats.get("feature_memory")
+        if not peers or told is None:
+            return {}
+        others = f"shared with {peers} other rank{'s' if peers > 1 else ''} of this host"
+        return {"feature_memory": {**told, "decision": f"{told['decision'].removesuffix(')')}, {others})"}}
 
     def _rows(self, counts: RowCounts) -> dict[str, Any]:
         resident = self._pipeline.resident
@@ -165,6 +175,7 @@ class WindowedSource:
             "device": self._pipeline.resident_rows,
             "device_bytes": 0 if resident is None else resident.nbytes,
             "cache": counts.cache,
+            "ranks": counts.ranks,
             "memory": counts.memory,
             "disk": 0,
             "wire": 0,
@@ -173,6 +184,7 @@ class WindowedSource:
             "seconds_waiting": self._rows_waited_s,
             "window": self._pipeline.window,
             "slots": self._pipeline.cache.num_slots,
+            "peers": self._pipeline.cache.num_peers,
             "seconds_reading": self._pipeline.read_s,
         }
 
@@ -280,7 +292,10 @@ def disk_windows(inner: BatchSource, graph: Graph, request: SourceRequest) -> Wi
         for kind, names in columns_with_bytes(graph.schema, request.plan.columns)
     }
     degrees = _degrees(graph, request)
-    return _windows(inner, graph.schema, request, readers, origin="disk", degrees=degrees)
+    graph_digest = graph.manifest.digest
+    return _windows(
+        inner, graph.schema, request, readers, origin="disk", degrees=degrees, graph_digest=graph_digest
+    )
 
 
 def host_windows(
@@ -302,11 +317,17 @@ def host_windows(
         origin="wire",
         degrees=_degrees(graph, request),
         wire=store.wire,
+        graph_digest=graph.manifest.digest,
     )
 
 
 def owner_windows(
-    inner: BatchSource, schema: GraphSchema, request: SourceRequest, store: PartitionedStore
+    inner: BatchSource,
+    schema: GraphSchema,
+    request: SourceRequest,
+    store: PartitionedStore,
+    *,
+    graph_digest: str,
 ) -> WindowedSource:
     """Return a source whose features are read from their owners: hosts or storage servers.
 
@@ -315,7 +336,7 @@ def owner_windows(
     """
     columns = columns_with_bytes(schema, request.plan.columns)
     readers = {kind: OwnerRows(store, kind, names) for kind, names in columns}
-    return _windows(inner, schema, request, readers, origin="wire")
+    return _windows(inner, schema, request, readers, origin="wire", graph_digest=graph_digest)
 
 
 def _degrees(graph: Graph, request: SourceRequest) -> dict[Kind, Bytes]:
@@ -335,6 +356,7 @@ def _windows(
     readers: Mapping[Kind, RowReader],
     *,
     origin: str,
+    graph_digest: str,
     here: Mapping[Kind, OwnerRows] | None = None,
     degrees: Mapping[Kind, Bytes] | None = None,
     wire: Callable[[], WireCounts] = WireCounts,
@@ -366,7 +388,7 @@ def _windows(
     return WindowedSource(
         inner,
         Completion(schema, plan),
-        FeatureCache(cached, nbytes - skeleton_bytes),
+        FeatureCache(cached, nbytes - skeleton_bytes, ranks=_ranks_of(request, graph_digest)),
         window=request.features.window if memory.cached else 1,
         channel_bytes=request.workers.channel_bytes,
         skeleton_bytes=skeleton_bytes,
@@ -376,6 +398,20 @@ def _windows(
         wire=wire,
         resident=resident,
         spans=request.spans,
+    )
+
+
+def _ranks_of(request: SourceRequest, graph_digest: str) -> HostRanks | None:
+    """Return the ranks of this host that share rows; ``None`` for one rank, and for a loader of one rank."""
+    place = request.topology
+    can_share = hasattr(os, "memfd_create")  # Linux.
+    if request.group is None or request.alone or place.local_world_size == 1 or not can_share:
+        return None
+    return HostRanks(
+        group=request.group.within(place.local_rank, place.local_world_size),
+        host_index=place.host_index,
+        loader=request.name,
+        graph=graph_digest,
     )
 
 

@@ -1,4 +1,4 @@
-"""The data port as a program of its own, under sanitizers: hostile bytes, many threads, and faults."""
+"""Native code as programs of their own, under sanitizers: hostile bytes, many threads, and faults."""
 
 from __future__ import annotations
 
@@ -42,6 +42,13 @@ _NEEDS_OPENSSL = pytest.mark.skipif(
 @pytest.mark.skipif(not _has_library(_COMPILER, "libtsan.so"), reason="needs libtsan, of gcc")
 def test_traffic_of_many_threads_has_no_races() -> None:
     assert " 0 wrong" in _make("sanitize", "SANITIZER=thread", f"TRAFFIC_SECONDS={_SECONDS}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(not _has_library(_COMPILER, "libtsan.so"), reason="needs make and libtsan, of gcc")
+def test_ranks_that_copy_rows_from_each_other_have_no_races() -> None:
+    assert " 0 wrong" in _make("sanitize-slots", f"TRAFFIC_SECONDS={_SECONDS}")
 
 
 @pytest.mark.slow

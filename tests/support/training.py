@@ -95,6 +95,8 @@ def train(
                 if collectives:
                     dist.all_reduce(torch.ones(1))
             progress.reach("drained")
+            if "feature_memory" in loader:
+                progress.reach("rows of ranks", batches.stats()["rows"].get("ranks", 0))
     progress.reach("closed")
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -496,6 +496,7 @@ def test_rows_of_features_are_counted(columns: list[str] | None) -> None:
     expected = {
         "device": 0,
         "cache": 0,
+        "ranks": 0,
         "memory": rows,
         "disk": 0,
         "wire": 0,
