@@ -62,10 +62,6 @@ ELSEWHERE = {
         "test_a_trainer_ends_while_its_disk_hangs",
     ),
     "another number of partitions": ("integration/test_store_mistakes.py", "test_a_server_of_another_graph"),
-    "one cache of rows for all ranks of a host": (
-        "unit/test_feature_memory.py",
-        "test_memory_stays_within_feature_memory",
-    ),
 }
 """Row, and a test of another module that holds it."""
 
