@@ -16,6 +16,7 @@ import os
 import secrets
 import stat
 import threading
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,6 +44,8 @@ PUBLISHED_BYTES = 20
 _FORMAT = "1"
 _FIRST_LOOK_S, _LOOK_S = 0.02, 1.0
 """Pause between two looks for the parts of other ranks: doubles from the first to the second."""
+_RETURN_S = 10.0
+"""Before the store is asked for a rank that has ended: mostly ranks end together, and the store with them."""
 _MAX_HEADER = 1 << 20
 _JOIN_S = 5.0
 
@@ -90,6 +93,7 @@ class HostCache:
         self._open = threading.Lock()
         self._open.acquire()  # A thread that waits for it waits for the end. Releasing runs no Python code.
         self._closed = False
+        self._next_ask = 0.0
         self.num_peers = 0
         """Ranks whose rows this one copies."""
 
@@ -167,9 +171,11 @@ class HostCache:
         ended = [rank for rank, part in parts.items() if part.has_ended()]
         for rank in ended:
             os.close(parts.pop(rank).fd)
-        changed = bool(ended)
+        if changed := bool(ended):
+            self._next_ask = time.monotonic() + _RETURN_S
         missing = [rank for rank in range(group.world_size) if rank != group.rank and rank not in parts]
-        for rank, text in group.published(key, ranks=missing).items() if missing else ():
+        is_due = missing and time.monotonic() >= self._next_ask
+        for rank, text in group.published(key, ranks=missing).items() if is_due else ():
             if seen.get(rank) != text and (part := self._opened(rank, text)) is not None:
                 parts[rank] = part
                 changed = True

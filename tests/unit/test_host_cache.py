@@ -213,7 +213,8 @@ def test_ranks_whose_rows_differ_share_none(what: str) -> None:
         assert num_peers(first) == 1
 
 
-def test_a_rank_that_ends_is_let_go_and_may_come_back() -> None:
+def test_a_rank_that_ends_is_let_go_and_may_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gigl_loader.sampling.host_cache._RETURN_S", 0.2)
     host = Host(2)
     with closing(host.open(0, nbytes=ALL // 3)) as first:
         with closing(host.open(1)) as second:
