@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import select
 import socket
 import struct
 import subprocess
@@ -17,6 +16,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
@@ -43,7 +43,7 @@ class HangingDisk:
 
     def wait_for_a_reader(self) -> None:
         """Wait until a read hangs."""
-        assert select.select([self.requests], [], [], 20)[0]
+        assert wait([self.requests], 20)
 
     def go_on(self) -> None:
         self.control.send(b"g")
@@ -82,7 +82,7 @@ def _serve(fuse: int, control: socket.socket, folder: Path) -> None:
     """Answer requests of the kernel (linux/fuse.h), one at a time."""
     places = [Path(), folder]  # by number of the inode
     while True:
-        if control.fileno() in select.select([fuse, control.fileno()], [], [])[0]:
+        if control.fileno() in wait([fuse, control.fileno()]):
             control.send(control.recv(1))
             control.recv(1)
             continue

@@ -324,13 +324,17 @@ def test_a_loader_tells_with_whom_it_shares_rows(tmp_path: Path) -> None:
     options: dict[str, Any] = {"batch_size": 10, "shuffle": True, "seed": 3, "num_workers": 0}
     memory: dict[str, Any] = {"feature_memory": "24KB", "window": 1}
 
+    both_have_told = threading.Barrier(2)
+
     def program(_: RankGroup) -> tuple[list[Any], str, dict[str, Any]]:
         dataset = DistDataset.open(tmp_path / "graph")
         with DistNeighborLoader(dataset, [3, 2], "train", **options, **memory) as loader:
             batches = list(loader)
             assert wait_until(lambda: loader.stats()["rows"]["peers"] == 1, seconds=10)
             list(loader)
-            return batches, repr(loader), loader.stats()["rows"]
+            told = batches, repr(loader), loader.stats()["rows"]
+            both_have_told.wait(30)  # The part of a loader that is closed is let go.
+            return told
 
     alone = list(DistNeighborLoader(DistDataset.open(tmp_path / "graph"), [3, 2], "train", **options))
     found = run_ranks(2, program)
