@@ -101,7 +101,7 @@ def npm_tables(folder: Path, archive: Path) -> int:
     write(folder / "words.parquet", ["package", "word"], words())
     scoped = ((name, name.split("/")[0]) for name in packages if name.startswith("@"))
     write(folder / "scopes.parquet", ["package", "scope"], scoped)
-    labels = ((name, int(repository is not None)) for name, repository in packages.items())
+    labels = ((name, "none" if place is None else "repository") for name, place in packages.items())
     return write(folder / "package.parquet", ["id", "label"], labels)
 
 
@@ -181,7 +181,7 @@ def train(graph: Path, batches: int) -> dict[str, Any]:
             edges += sum(each.shape[1] for each in batch.edge_index_dict.values())
         seconds = time.perf_counter() - began
         torch.manual_seed(0)
-        model = Model(dataset, len(dataset.vocabulary("package", "y") or (0, 1)))
+        model = Model(dataset, len(dataset.vocabulary("package", "y")))
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         for batch in islice(loader, batches):
             target = batch["package"].y[batch["package"].seed_index]
