@@ -32,14 +32,15 @@ VENV ?= .venv
 # Tests of processes wait for a third of their time: one more of them than there are cores fills it.
 JOBS ?= $(shell expr $$(nproc) + 1)
 BIN := $(VENV)/bin
-PIP_INSTALL = -m pip install -q --disable-pip-version-check --root-user-action=ignore
+PIP_SHOWN = -m pip install --disable-pip-version-check --root-user-action=ignore
+PIP_INSTALL = $(PIP_SHOWN) -q
 # Large downloads, and the steps of an install that take longer than seconds, a line each.
 SHOWN = | sed -un -e 's/^ *Downloading \([^ ]*\) (\([0-9][0-9][0-9.]* [MG]B\)).*/  downloads \1, \2/p' \
   -e 's/^ *Building editable for gigl-loader .*started$$/  compiles the native core: 1 to 3 minutes/p' \
   -e 's/^ *Building editable for gigl-loader .*status .done.$$/  compiled/p' \
   -e 's/^Installing collected packages: \([^,]*\),.*/  unpacks packages/p'
 RUN_TESTS = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
-CONSTRAINED = $(subst -q ,,$(PIP_INSTALL)) -c constraints.txt
+CONSTRAINED = $(PIP_SHOWN) -c constraints.txt
 
 # What the installed package depends on. Python sources are not here, but for the version: the install is editable.
 INPUTS := pyproject.toml constraints.txt gigl_loader/__init__.py $(wildcard gigl_loader/csrc/*)

@@ -37,6 +37,7 @@ _LISTS = Path("/var/lib/apt/lists")
 _ROWS = 1 << 20
 _FANOUT = [10, 10]
 _HIDDEN = 32
+_BUILD_S = 1800.0
 
 
 def rows_of_contents(lists: Iterable[Path]) -> Iterator[tuple[str, str, str, str]]:
@@ -75,6 +76,8 @@ def write(path: Path, names: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> 
 
 def debian_tables(folder: Path) -> int:
     """Write the tables of Debian's Contents lists. Return the number of package-file pairs."""
+    if shutil.which("lz4") is None:
+        raise SystemExit("Contents lists are compressed: apt-get install lz4")
     lists = sorted(_LISTS.glob("*_main_Contents-*.lz4"))
     if not lists:
         raise SystemExit(f"no Contents lists in {_LISTS}: apt-get install apt-file && apt-file update")
@@ -120,7 +123,7 @@ def build(folder: Path, edges: dict[str, tuple[str, str]]) -> dict[str, Any]:
         for other in {*pq.read_schema(folder / file).names} - {"package", column}:
             command += ["--drop", f"{kind}:{other}"]
     began = time.perf_counter()
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=_BUILD_S)
     if done.returncode:
         raise SystemExit(done.returncode)
     report = json.loads(done.stdout)

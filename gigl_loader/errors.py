@@ -54,10 +54,9 @@ _EXTRAS = {"torch": "train", "torch_geometric": "train", "pyarrow": "tables"}
 
 def naming_extra(error: ImportError) -> ImportError:
     """Return an error that names the extra with the missing library; ``error`` itself for other libraries."""
-    extra = _EXTRAS.get((error.name or "").partition(".")[0])
-    if extra is None:
-        return error
     library = (error.name or "").partition(".")[0]
+    if (extra := _EXTRAS.get(library)) is None:
+        return error
     return ModuleNotFoundError(
         f"{library} is not installed: pip install 'gigl-loader[{extra}]'", name=error.name
     )

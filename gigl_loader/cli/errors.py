@@ -1,13 +1,13 @@
 """Exit of the command line after an error: one line, and an exit code by the kind of error.
 
-====  ====================================================================================================
+====  ==================================================================
 code  meaning
-====  ====================================================================================================
+====  ==================================================================
 0     done
 1     a failure: the same command may work another time
-2     the user's mistake: the command, its arguments or its files are wrong, or an extra is not installed
+2     the user's mistake: the command, its arguments or its files are wrong
 130   interrupted by Ctrl-C; 0 for a command that runs until then
-====  ====================================================================================================
+====  ==================================================================
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ _MISTAKES = (
     NotADirectoryError,
     IsADirectoryError,
     FormatError,
-    ModuleNotFoundError,
 )
 _EXPECTED = (*_MISTAKES, GiglError, OSError, ImportError, MemoryError)
 
