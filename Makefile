@@ -286,7 +286,7 @@ $(WHEELS)/.built: $(INPUTS) $(shell find gigl_loader servers clients -name '*.py
 	@touch $@
 
 torch-%: $(WHEELS)/.built .venv-torch-%/.ready
-	.venv-torch-$*/bin/python $(PIP_INSTALL) $(WHEELS)/*.whl $(NATIVE_TEST_NEEDS) safetensors
+	.venv-torch-$*/bin/python $(PIP_INSTALL) "$$(echo $(WHEELS)/*.whl)[train,kaminpar]" $(NATIVE_TEST_NEEDS) safetensors
 	.venv-torch-$*/bin/python $(PIP_INSTALL) --no-deps --force-reinstall $(WHEELS)/*.whl
 	rm -rf build/torch-$* && mkdir -p build/torch-$* && cp -r tests pyproject.toml build/torch-$*
 	cd build/torch-$* && $(CURDIR)/.venv-torch-$*/bin/python -c \
