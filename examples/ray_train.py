@@ -4,7 +4,7 @@ gigl-loader demo --dataset synthetic --mode embedded --epochs 1 --workdir work
 python examples/ray_train.py work/graph                       a Ray cluster is started on this machine
 python examples/ray_train.py /shared/graph --address auto     the cluster that runs here
 
-Needs `pip install 'gigl-loader[ray,train]' 'ray[train]'` on all machines, which see the graph at the same path.
+Needs `pip install 'gigl-loader[ray,train]' 'ray[train]'` on all machines; they see the graph at one path.
 Batches go from the servers to the workers directly, here in plain text: docs/deploy.md tells of TLS.
 """
 
