@@ -58,6 +58,8 @@ nb::object Plan(CacheIndex& index, const RowLists& batches, const RowLists& ahea
   const std::vector<std::span<const int64_t>> rows = Spans(batches), later = Spans(ahead);
   std::vector<std::unique_ptr<int64_t[]>> slots;
   std::vector<int64_t*> targets;
+  slots.reserve(rows.size());
+  targets.reserve(rows.size());
   for (const auto& each : rows) targets.push_back(slots.emplace_back(new int64_t[std::max<size_t>(each.size(), 1)]).get());
   const auto accepted = [&index](const auto& each) { return index.Accepts(each); };
   const std::vector<const PeerSlots*> others = PointersTo(peers);

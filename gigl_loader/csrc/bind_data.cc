@@ -34,7 +34,7 @@ std::span<const std::byte> BytesOf(const nb::bytes& bytes) {
 
 nb::bytes NewBytes(std::string_view text) { return nb::bytes(text.data(), text.size()); }
 
-Context Unconst(std::shared_ptr<const TlsContext> context) { return std::const_pointer_cast<TlsContext>(context); }
+Context Unconst(const std::shared_ptr<const TlsContext>& context) { return std::const_pointer_cast<TlsContext>(context); }
 
 // Null where every caller is accepted.
 std::shared_ptr<const AcceptedTokens> NewTokens(const Tokens& shown, const nb::bytes& refusal) {
@@ -116,7 +116,7 @@ void Post(DataCall& call, std::vector<Bytes> chunks, double seconds, uint64_t me
   for (const Bytes& chunk : chunks) pieces.push_back({reinterpret_cast<const std::byte*>(chunk.data()), chunk.shape(0)});
   auto kept = Kept(std::move(chunks));
   nb::gil_scoped_release release;
-  call.Post(std::move(pieces), std::move(kept), membership, seconds);
+  call.Post(pieces, std::move(kept), membership, seconds);
 }
 
 std::vector<std::tuple<std::string, uint16_t, std::string, bool, size_t>> Sweep(DataServer& server) {
@@ -126,6 +126,7 @@ std::vector<std::tuple<std::string, uint16_t, std::string, bool, size_t>> Sweep(
     dropped = server.Sweep();
   }
   std::vector<std::tuple<std::string, uint16_t, std::string, bool, size_t>> told;
+  told.reserve(dropped.size());
   for (auto& each : dropped) {
     told.emplace_back(std::move(each.address), each.port, std::move(each.reason), each.refused, each.count);
   }
