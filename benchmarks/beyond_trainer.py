@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import sys
 import time
@@ -17,16 +16,17 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal
+from unittest.mock import patch
 
 import numpy as np
 import torch
 
 from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.bench.rounds import CpuMeter, process_tree
-from gigl_loader.graph import folder as graph_folder
+from gigl_loader.graph import folder, manifest
 from gigl_loader.loaders.arguments import LoaderOptions
+from gigl_loader.native import advise_random, map_file
 
 _ALL_FIT = 1 << 50
 """Bytes: more than any features have."""
@@ -161,23 +161,21 @@ def places_file(job: Job) -> Path:
 @contextmanager
 def advice(way: Way) -> Iterator[None]:
     """Have the kernel be told, or not, that files are read at random, by this process and those it forks."""
-    value = {"mapped": mmap.MADV_RANDOM, "unadvised": mmap.MADV_NORMAL}.get(way)
-    if value is None:
+    if way not in {"mapped", "unadvised"}:
         yield
         return
 
-    class Map(mmap.mmap):
-        def __init__(self, *_: Any, **__: Any) -> None:
-            super().madvise(value)
+    def map_advised(*arguments: Any) -> Any:
+        memory = map_file(*arguments)
+        if way == "mapped":
+            advise_random(memory)
+        return memory
 
-        def madvise(self, *_: Any) -> None:
-            """Keep the advice that is measured."""
-
-    module, graph_folder.mmap = graph_folder.mmap, SimpleNamespace(**{**vars(mmap), "mmap": Map})
-    try:
+    with (
+        patch.object(folder, "map_file", map_advised),
+        patch.object(manifest, "advise_random", lambda _: None),
+    ):
         yield
-    finally:
-        graph_folder.mmap = module
 
 
 def bytes_read() -> int:

@@ -9,10 +9,9 @@ import fcntl
 import mmap
 import os
 
-import numpy as np
-
 from gigl_loader.arrays import Bytes
 from gigl_loader.errors import FormatError
+from gigl_loader.native import map_file
 
 
 def create_memory(name: str, nbytes: int) -> int:
@@ -30,7 +29,7 @@ def create_memory(name: str, nbytes: int) -> int:
 def map_memory(fd: int, nbytes: int, *, prot: int = mmap.PROT_READ | mmap.PROT_WRITE) -> Bytes:
     """Map the first ``nbytes`` of a memory file that cannot shrink. ``FormatError`` if it is no such file.
 
-    The mapping lives as long as an array of it.
+    The map lives as long as an array of it. It keeps no descriptor: the caller may close ``fd``.
     """
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
@@ -42,4 +41,4 @@ def map_memory(fd: int, nbytes: int, *, prot: int = mmap.PROT_READ | mmap.PROT_W
         raise FormatError("an empty memory file")
     if os.fstat(fd).st_size < nbytes:
         raise FormatError(f"a memory file of {os.fstat(fd).st_size} bytes for {nbytes}")
-    return np.frombuffer(mmap.mmap(fd, nbytes, prot=prot), np.uint8)
+    return map_file(fd, nbytes, prot=prot)

@@ -1,7 +1,4 @@
-#include <nanobind/stl/string.h>
-
 #include "binding.h"
-#include "bus_error.h"
 #include "crc32c.h"
 
 namespace gigl {
@@ -43,11 +40,6 @@ void BindChecksums(nb::module_& m) {
   m.def("copy_crc32c", &BindCopyCrc32c, "data"_a.noconvert(), "out"_a.noconvert(), "crc"_a = 0);
   m.def("crc32c_blocks", &BindCrc32cBlocks, "data"_a.noconvert(), "block_bytes"_a, "sums"_a.noconvert());
   m.def("crc32c_combine", &Crc32cCombine, "first"_a, "second"_a, "second_bytes"_a);
-  m.def("watch_mapping", [](const Bytes& data, const std::string& name) {
-    return WatchMapping(reinterpret_cast<uintptr_t>(data.data()), data.shape(0), name);
-  }, "data"_a.noconvert(), "name"_a);
-  m.def("install_bus_error_handler", &InstallBusErrorHandler);
-  m.def("forget_mapping", &ForgetMapping, "key"_a);
 }
 
 }  // namespace gigl

@@ -75,6 +75,7 @@ void BindCacheIndex(nb::module_& m);
 void BindChecksums(nb::module_& m);
 void BindData(nb::module_& m);
 void BindDisk(nb::module_& m);
+void BindMappedFiles(nb::module_& m);
 void BindPlacement(nb::module_& m);
 void BindPositionLists(nb::module_& m);
 void BindPpr(nb::module_& m);

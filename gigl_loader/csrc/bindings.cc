@@ -10,6 +10,7 @@ NB_MODULE(_core, m) {
   gigl::BindChecksums(m);
   gigl::BindData(m);
   gigl::BindDisk(m);
+  gigl::BindMappedFiles(m);
   gigl::BindRowCache(m);
   gigl::BindRows(m);
   gigl::BindSampling(m);

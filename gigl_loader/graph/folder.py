@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from gigl_loader.arrays import Bytes
 from gigl_loader.errors import FormatError
-from gigl_loader.native import forget_mapping, install_bus_error_handler, watch_mapping
+from gigl_loader.native import forget_mapping, install_bus_error_handler, map_file, watch_mapping
 
 
 class FileStatus(NamedTuple):
@@ -34,6 +34,13 @@ class FileStatus(NamedTuple):
     inode: int
     nbytes: int
     modified_ns: int
+
+
+class Extent(NamedTuple):
+    """Bytes of a memory file."""
+
+    begin: int
+    nbytes: int
 
 
 Status = FileStatus | None
@@ -47,13 +54,18 @@ class Sink:
     this process, and building must stay within a memory limit.
     """
 
-    def __init__(self, fd: int, *, on_disk: bool) -> None:
+    def __init__(self, fd: int, *, on_disk: bool, extent: Extent | None = None) -> None:
+        """``extent``: where the file lies, if ``fd`` has other files as well."""
         self._fd = fd
         self._on_disk = on_disk
+        self._extent = extent
 
     def write(self, offset: int, data: bytes | npt.NDArray[Any]) -> None:
         """Write ``data`` (bytes, or a C-contiguous array) at ``offset``."""
         view = memoryview(data).cast("B") if isinstance(data, bytes) else _flat(data).data
+        if self._extent is not None:
+            assert offset + len(view) <= self._extent.nbytes, "the next file begins there"
+            offset += self._extent.begin
         while view:
             written = os.pwrite(self._fd, view, offset)
             view, offset = view[written:], offset + written
@@ -272,70 +284,81 @@ class DiskFolder:
 
 
 class MemoryFolder:
-    """Files in memory, without names in a file system: they vanish with the last process that has them."""
+    """Files in memory, without names in a file system: they vanish with the last process that has them.
+
+    They lie in one memory file, behind each other: a descriptor for each would soon meet the limit of 1,024.
+    All stay in memory as long as one of them is mapped. One thread at a time creates files.
+    """
 
     def __init__(self) -> None:
-        self._fds: dict[str, int] = {}
-        weakref.finalize(self, _close_all, self._fds)
+        self._own(_anonymous_file(), {})
+
+    def _own(self, fd: int, files: dict[str, Extent]) -> None:
+        self._fd = fd
+        self._files = files
+        weakref.finalize(self, os.close, fd)
 
     @classmethod
-    def from_fds(cls, fds: Mapping[str, int]) -> MemoryFolder:
-        """Open the files behind descriptors from ``fds`` of this or a parent process."""
-        folder = cls()
-        for name, fd in fds.items():
-            folder._fds[name] = os.dup(fd)
+    def from_reference(cls, reference: Mapping[str, Any]) -> MemoryFolder:
+        """Open the files of a ``reference``: a descriptor that is open here, and stays the caller's."""
+        folder = cls.__new__(cls)
+        folder._own(
+            os.dup(reference["fd"]), {name: Extent(*each) for name, each in reference["files"].items()}
+        )
         return folder
 
     def __str__(self) -> str:
         return "the graph in memory"
 
     def create(self, name: str, nbytes: int) -> Sink:
-        if name in self._fds:
+        if name in self._files:
             raise FileExistsError(f"{name} exists")
-        fd = self._fds[name] = _anonymous_file(name)
-        os.ftruncate(fd, nbytes)
-        return Sink(fd, on_disk=False)
+        begin = os.fstat(self._fd).st_size  # A whole number of pages: maps begin with one.
+        extent = Extent(begin, nbytes)
+        os.ftruncate(self._fd, begin + -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
+        self._files[name] = extent
+        return Sink(self._fd, on_disk=False, extent=extent)
 
     def open(self, name: str) -> Bytes:
-        if name not in self._fds:
+        if name not in self._files:
             raise FileNotFoundError(f"no file {name} in memory")
-        return _map(self._fds[name])
+        begin, nbytes = self._files[name]
+        return map_file(self._fd, nbytes, begin) if nbytes else np.empty(0, np.uint8)
 
     def read(self, name: str, begin: int, count: int) -> Bytes:
-        if name not in self._fds:
+        if name not in self._files:
             raise FormatError(f"{name}: cannot be read: no such file in memory")
-        return _read(self._fds[name], begin, count, what=name)
+        extent = self._files[name]
+        if begin + count > extent.nbytes:
+            raise FormatError(f"{name}: it ends before byte {begin + count}")
+        return _read(self._fd, extent.begin + begin, count, what=name)
 
     def status(self, name: str) -> Status:
         return None
 
     def names(self) -> list[str]:
-        return sorted(self._fds)
+        return sorted(self._files)
 
-    def fds(self) -> dict[str, int]:
-        """Return the descriptor of each file. They stay open as long as this folder lives."""
-        return dict(self._fds)
-
-    def __reduce__(self) -> tuple[Callable[..., MemoryFolder], tuple[dict[str, Any]]]:
+    def __reduce__(self) -> tuple[Callable[..., MemoryFolder], tuple[Any, dict[str, Extent]]]:
         if get_spawning_popen() is None:
             raise TypeError(
                 "a graph in memory cannot be pickled, only given to a process that multiprocessing starts; "
                 "else partition it to a directory and DistDataset.open that in each process"
             )
-        return _inherited, ({name: DupFd(fd) for name, fd in self._fds.items()},)
+        return _inherited, (DupFd(self._fd), self._files)
 
     @property
     def reference(self) -> dict[str, Any]:
-        return {"fds": self.fds()}
+        return {"fd": self._fd, "files": self._files}
 
     @property
     def pass_fds(self) -> tuple[int, ...]:
-        return tuple(self._fds.values())
+        return (self._fd,)
 
 
-def _inherited(handles: dict[str, Any]) -> MemoryFolder:
-    folder = MemoryFolder()
-    folder._fds.update({name: handle.detach() for name, handle in handles.items()})
+def _inherited(handle: Any, files: dict[str, Extent]) -> MemoryFolder:
+    folder = MemoryFolder.__new__(MemoryFolder)
+    folder._own(handle.detach(), files)
     return folder
 
 
@@ -352,7 +375,7 @@ def folder_from(reference: Mapping[str, Any]) -> Folder:
     """Return the folder behind a ``reference``, in this or in a child process."""
     if "path" in reference:
         return DiskFolder(reference["path"])
-    return MemoryFolder.from_fds(reference["fds"])
+    return MemoryFolder.from_reference(reference)
 
 
 def _flat(array: npt.NDArray[Any]) -> Bytes:
@@ -373,23 +396,14 @@ def _read(fd: int, begin: int, count: int, *, what: str) -> Bytes:
     return memory
 
 
-def _map(fd: int, *, what: str = "") -> Bytes:
+def _map(fd: int, *, what: str) -> Bytes:
     """Return a map of a whole file. If the file is truncated later, the message of SIGBUS names ``what``."""
     size = os.fstat(fd).st_size
     if size == 0:
         return np.empty(0, dtype=np.uint8)
-    mapping = mmap.mmap(fd, size, prot=mmap.PROT_READ)
-    memory = np.frombuffer(mapping, dtype=np.uint8)
-    if what:
-        watch_map(mapping, memory, what)
+    memory = map_file(fd, size)
+    watch_map(memory, memory, what)
     return memory
-
-
-def advise_random(memory: Bytes) -> None:
-    """Have a fault in a map read one page: by default, it reads as far ahead as the device is set to."""
-    mapping = getattr(memory.base, "obj", None)
-    if isinstance(mapping, mmap.mmap):
-        mapping.madvise(mmap.MADV_RANDOM)
 
 
 def watch_map(owner: object, memory: Bytes, what: str) -> None:
@@ -398,14 +412,8 @@ def watch_map(owner: object, memory: Bytes, what: str) -> None:
     weakref.finalize(owner, forget_mapping, watch_mapping(memory, what)).atexit = False
 
 
-def _anonymous_file(name: str) -> int:
+def _anonymous_file() -> int:
     if hasattr(os, "memfd_create"):
-        return os.memfd_create(f"gigl:{name}"[:200])
+        return os.memfd_create("gigl-graph")
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
-
-
-def _close_all(fds: dict[str, int]) -> None:
-    for fd in fds.values():
-        os.close(fd)
-    fds.clear()

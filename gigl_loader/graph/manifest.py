@@ -20,9 +20,9 @@ import numpy.typing as npt
 
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.checksums import BlockSums, FileBytes, FileRecord, record_from_json
-from gigl_loader.graph.folder import Folder, Sink, advise_random
+from gigl_loader.graph.folder import Folder, Sink
 from gigl_loader.graph.schema import Column, EdgeType, GraphSchema, NodeType, is_hidden_list, type_name
-from gigl_loader.native import crc32c
+from gigl_loader.native import advise_random, crc32c
 from gigl_loader.strict_json import read_json
 from gigl_loader.tensors import STORAGE_DTYPES, ArraySpec, Layout
 

@@ -47,7 +47,7 @@ def build_on_one_rank(
             return folder
         folder = MemoryFolder()
         build(folder)
-        rendezvous.tell("built", {"pid": os.getpid(), "fds": folder.fds()})
+        rendezvous.tell("built", {"pid": os.getpid(), **folder.reference})
         others = sorted(digests.keys() - {builder})
         rendezvous.hear("mapped", what="map the graph", ranks=others)
         return folder
@@ -65,18 +65,16 @@ def _check_equal(digests: dict[int, Any], builder: int) -> None:
         )
 
 
-def _opened(pid: int, fds: dict[str, int]) -> MemoryFolder:
-    """Open memory files of another process of this user. They stay when that process ends."""
-    opened: dict[str, int] = {}
+def _opened(pid: int, fd: int, files: dict[str, list[int]]) -> MemoryFolder:
+    """Open the memory file of another process of this user. It stays when that process ends."""
     try:
-        for name, fd in fds.items():
-            opened[name] = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
-        return MemoryFolder.from_fds(opened)
+        opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise ValueError(
             f"the graph that process {pid} built cannot be mapped here ({error.strerror}): ranks of a host "
             "must see each other's processes; pass shared=False for a graph on each rank"
         ) from None
+    try:
+        return MemoryFolder.from_reference({"fd": opened, "files": files})
     finally:
-        for fd in opened.values():
-            os.close(fd)
+        os.close(opened)

@@ -78,6 +78,16 @@ def crc32c_blocks(data: npt.NDArray[np.uint8], block_bytes: int, sums: npt.NDArr
 def crc32c_combine(first: int, second: int, second_bytes: int) -> int:
     """Return the CRC-32C of two strings of bytes in a row, of which the second has ``second_bytes``."""
 
+def map_file(fd: int, nbytes: int, begin: int = 0, prot: int = 1) -> npt.NDArray[np.uint8]:
+    """Map bytes of a file, shared: uint8 [nbytes], which can be written with ``prot`` of ``PROT_WRITE``.
+
+    ``begin`` is a multiple of the page size. The map lives as long as an array of it, and keeps no
+    descriptor. Reading behind the end of the file raises SIGBUS. ``OSError`` as mmap raises it.
+    """
+
+def advise_random(data: npt.NDArray[np.uint8]) -> None:
+    """Have a fault in a map read one page: by default, it reads as far ahead as the device is set to."""
+
 def watch_mapping(data: npt.NDArray[np.uint8], name: str) -> int:
     """Name the file that is mapped at ``data``, for ``install_bus_error_handler``. Return a key."""
 

@@ -201,7 +201,7 @@ class _Keeper:
             name="the peer service",
             leave_s=_LEAVE_S,
             failure=FormatError,
-            pass_fds=tuple(self._config["reference"].get("fds", {}).values()),
+            pass_fds=[fd] if (fd := self._config["reference"].get("fd")) is not None else [],
         )
 
     def _bound(self) -> Endpoint:

@@ -80,9 +80,9 @@ class Handover:
         setting_fd = create_memory("gigl-setting", len(text))
         try:
             os.pwrite(setting_fd, text, 0)
-            graph_fds = self.config.reference.get("fds", {}).values()
             own_fds = (setting_fd, self.ring_fd, self.trace_fd, self.stderr_fd)
-            send_fds(link, [*own_fds, *self.config.files.values(), *graph_fds])
+            of_graph = [self.config.reference["fd"]] if "fd" in self.config.reference else []
+            send_fds(link, [*own_fds, *self.config.files.values(), *of_graph])
         finally:
             os.close(setting_fd)
 
@@ -93,9 +93,7 @@ class Handover:
         text = map_memory(setting_fd, os.fstat(setting_fd).st_size).tobytes()
         os.close(setting_fd)
         config = WorkerConfig.from_json(text)
-        shared, of_graph = others[: len(config.files)], others[len(config.files) :]
-        config = replace(config, files=dict(zip(config.files, shared, strict=True)))
-        if "fds" in config.reference:
-            fds = dict(zip(config.reference["fds"], of_graph, strict=True))
-            config = replace(config, reference=config.reference | {"fds": fds})
+        if "fd" in config.reference:
+            config = replace(config, reference=config.reference | {"fd": others.pop()})
+        config = replace(config, files=dict(zip(config.files, others, strict=True)))
         return cls(config=config, ring_fd=ring_fd, trace_fd=trace_fd, stderr_fd=stderr_fd)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gigl_loader.errors import FormatError
 from gigl_loader.graph import DiskFolder, Folder, MemoryFolder
 from gigl_loader.graph.folder import folder_from
 
@@ -80,11 +82,37 @@ def test_a_reference_opens_the_same_files_in_a_child(folder: Folder) -> None:
     assert done.stdout.strip() == "1234"
 
 
+def test_files_lie_beside_each_other(folder: Folder) -> None:
+    """Of any size, written in any order."""
+    sizes = {"a": 1, "b": 0, "c": 3 * mmap.PAGESIZE, "d": mmap.PAGESIZE + 1, "e": 7}
+    contents = {name: bytes([ord(name)]) * size for name, size in sizes.items()}
+    sinks = {name: folder.create(name, size) for name, size in sizes.items()}
+    for name in reversed(sizes):
+        sinks[name].write(0, contents[name])
+        sinks[name].close()
+    again = folder_from(json.loads(json.dumps(folder.reference)))
+    for each in (folder, again):
+        assert {name: bytes(each.open(name)) for name in each.names()} == contents
+        assert bytes(each.read("d", 2, 3)) == b"ddd"
+        with pytest.raises(FormatError, match="a: it ends before byte 2"):
+            each.read("a", 1, 1)
+
+
+def test_a_folder_in_memory_has_one_descriptor_and_no_map_has_any(folder: Folder) -> None:
+    for number in range(20):
+        _write(folder, f"{number:02}", str(number).encode())
+    before = len(os.listdir("/proc/self/fd"))
+    maps = [folder.open(name) for name in folder.names()]
+    assert [int(bytes(each)) for each in maps] == [*range(20)]
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(folder.pass_fds) == isinstance(folder, MemoryFolder)
+
+
 @pytest.mark.usefixtures("no_leftovers")
 def test_memory_goes_with_its_folder() -> None:
     folder = MemoryFolder()
     _write(folder, "a", b"1234")
-    copy = MemoryFolder.from_fds(folder.fds())
+    copy = MemoryFolder.from_reference(folder.reference)
     (fd,) = folder.pass_fds
     kept = folder.open("a")
     del folder, copy

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from gigl_loader.group import RankGroup
 
 
-def inodes(dataset: Any) -> set[int]:
-    """Return what tells the memory files of a dataset from those of another."""
-    return {os.fstat(fd).st_ino for fd in dataset._graph.folder.fds().values()}
+def inode(dataset: Any) -> int:
+    """Return what tells the memory file of a dataset from that of another."""
+    (fd,) = dataset._graph.pass_fds
+    return os.fstat(fd).st_ino
 
 
 @pytest.mark.parametrize("hosts", [None, ["a", "a", "b", "b"]])
@@ -30,7 +31,7 @@ def test_ranks_of_a_host_share_the_memory_of_one_graph(data: Any, hosts: list[st
     found: list[Any] = run_ranks(
         4, lambda group: DistDataset.from_pyg(data.clone(), num_partitions=2), hosts=hosts
     )
-    files = [inodes(dataset) for dataset in found]
+    files = [inode(dataset) for dataset in found]
     assert files[0] == files[1]
     assert files[2] == files[3]
     assert (files[0] == files[2]) == (hosts is None)

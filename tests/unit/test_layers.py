@@ -46,6 +46,7 @@ EVERYTHING = frozenset({""})
 
 MAY_IMPORT = {
     **dict.fromkeys(sorted(VALUES), VALUES),
+    "memfile": VALUES | {"native.map_file"},
     "native": frozenset({"arrays"}),
     "graph": VALUES | {"native"},
     "partition": VALUES | {"native", "graph", "splits"},

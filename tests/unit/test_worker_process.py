@@ -61,13 +61,11 @@ def test_a_setting_does_not_show_the_token() -> None:
     assert "secret" not in repr(replace(SETTING, reference={"peers": {"token": "secret"}}))
 
 
-@pytest.mark.parametrize("files", [0, 1, 200])
-def test_a_handover_arrives_with_its_files(files: int) -> None:
-    """Descriptors get other numbers on the way; the graph's keep their names."""
-    fds = {f"part/{number}": os.memfd_create(str(number), os.MFD_CLOEXEC) for number in range(files)}
-    for number, fd in enumerate(fds.values()):
-        os.pwrite(fd, str(number).encode(), 0)
-    reference = {"fds": fds, "more": 1}
+def test_a_handover_arrives_with_the_graph() -> None:
+    """The memory file of the graph gets another number on the way."""
+    fd = os.memfd_create("graph", os.MFD_CLOEXEC)
+    os.pwrite(fd, b"content", 0)
+    reference = {"fd": fd, "files": {"part": [0, 7]}, "more": 1}
     sent = Handover(config=replace(SETTING, reference=reference), ring_fd=0, trace_fd=1, stderr_fd=2)
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with near, far:
@@ -75,21 +73,13 @@ def test_a_handover_arrives_with_its_files(files: int) -> None:
         received = Handover.receive(far)
     found = received.config.reference
     assert received.config == replace(SETTING, reference=found)
-    assert found["more"] == 1
-    assert list(found["fds"]) == list(fds)
-    for number, fd in enumerate(found["fds"].values()):
-        assert os.pread(fd, 10, 0) == str(number).encode()
-    for fd in (
-        *fds.values(),
-        *found["fds"].values(),
-        received.ring_fd,
-        received.trace_fd,
-        received.stderr_fd,
-    ):
-        os.close(fd)
+    assert found == {**reference, "fd": found["fd"]}
+    assert os.pread(found["fd"], 10, 0) == b"content"
+    for each in (fd, found["fd"], received.ring_fd, received.trace_fd, received.stderr_fd):
+        os.close(each)
 
 
-@pytest.mark.parametrize("reference", [{"path": "/graph"}, {"fds": {"part": 0}}])
+@pytest.mark.parametrize("reference", [{"path": "/graph"}, {"fd": 0, "files": {}}])
 def test_shared_files_come_under_their_names(reference: dict[str, Any]) -> None:
     files = {name: os.memfd_create(name) for name in ("weights", "seeds", "shared")}
     for name, fd in files.items():
@@ -103,8 +93,9 @@ def test_shared_files_come_under_their_names(reference: dict[str, Any]) -> None:
         received = Handover.receive(far)
     found = received.config.files
     assert {name: os.pread(fd, 10, 0).decode() for name, fd in found.items()} == {n: n for n in files}
-    own = (received.ring_fd, received.trace_fd, received.stderr_fd)
-    for fd in (*files.values(), *found.values(), *received.config.reference.get("fds", {}).values(), *own):
+    own = [received.ring_fd, received.trace_fd, received.stderr_fd]
+    own += [received.config.reference["fd"]] if "fd" in reference else []
+    for fd in (*files.values(), *found.values(), *own):
         os.close(fd)
 
 
