@@ -43,8 +43,10 @@ def on_post_page(output: str, *, page: Any, **_: Any) -> str:
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Return a page with ``text (path)`` in place of links to files that the site does not have.
 
-    The names listed on the page of the reference become their documentation.
+    The names listed on the page of the reference become their documentation. The search shows guides first.
     """
+    if page.file.src_uri == "reference.md" or page.file.src_uri.startswith("internals/"):
+        page.meta["search"] = {"boost": 0.2}
     if page.file.src_uri == "reference.md":
         markdown = _NAMES.sub(_documentation, markdown)
     folder = posixpath.dirname(page.file.src_uri)
