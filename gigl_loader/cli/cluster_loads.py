@@ -351,7 +351,7 @@ def _channels(loads: Loads) -> Table:
 
 
 def _peers(loads: Loads) -> Table:
-    table = _table("server", "asks", "calls", "MB in", "MB out", "asked again")
+    table = _table("server", "calls to", "calls", "MB in", "MB out", "retries")
     for rank, each in enumerate(loads.servers):
         for peer in each.load.get("peers", []):
             table.add_row(

@@ -45,6 +45,8 @@ def partition(
 ) -> None:
     """Build a graph from tables.
 
+    gigl-loader partition graph --edges edges.csv --nodes nodes.parquet -p 2
+
     FILES are .parquet, .csv or .tsv (or a pattern, or a directory of them),
     .npy files of one column each (a.npy,b.npy or a directory), or for edges
     one .npy of shape [2, E]. Tables, OUT and the scratch may be URIs, such as

@@ -132,7 +132,7 @@ def _where(choices: Choices) -> str:
 def _server_table(outcome: Outcome) -> Table:
     """Return a table of the batches, bytes and seconds of each server."""
     table = Table(title="storage servers", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for name in ("", "batches", "MB", "transport", "asks waited, s", "sampling, s"):
+    for name in ("", "batches", "MB", "transport", "requests waited, s", "sampling, s"):
         table.add_column(name, justify="left" if name in ("", "transport") else "right")
     for number, server in enumerate(outcome.servers):
         megabytes = f"{server['bytes'] / 1e6:,.0f}"

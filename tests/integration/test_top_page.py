@@ -115,7 +115,7 @@ def test_the_page_shows_the_cluster_live(tmp_path: Path) -> None:
             assert [row["partitions"] for row in rows] == ["0", "1"]
             assert "servers ready\n2 of 2" in text(driver, "totals")
             assert all(MARKUP in row["channel"] for row in table(driver, "channels"))
-            assert {(row["server"], row["asks"]) for row in table(driver, "peers")} == {
+            assert {(row["server"], row["calls to"]) for row in table(driver, "peers")} == {
                 ("0", "1"),
                 ("1", "0"),
             }

@@ -137,11 +137,11 @@ const CHANNELS = [
 
 const PEERS = [
   ["server", (row) => String(row.rank), "text"],
-  ["asks", (row) => String(row.server)],
+  ["calls to", (row) => String(row.server)],
   ["calls", (row) => number(row.calls)],
   ["received", (row) => bytes(row.bytes_in)],
   ["sent", (row) => bytes(row.bytes_out)],
-  ["repeated", (row) => number(row.retries)],
+  ["retries", (row) => number(row.retries)],
 ];
 
 function total(rows, of) {
