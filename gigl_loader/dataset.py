@@ -192,11 +192,13 @@ class DistDataset(GraphQueries):
         ``timeout``
             Seconds to wait for other ranks, and for the first rank of the host to build.
 
-        Raises ``ValueError`` naming the attribute that cannot be stored, or the ranks of a host whose objects
-        differ, and ``TimeoutError`` naming ranks that do not come.
+        Raises ``FormatError`` naming the attribute that cannot be stored, ``ValueError`` for wrong arguments
+        and for objects that differ between the ranks of a host, and ``TimeoutError`` naming ranks that do not
+        come.
         """
         from gigl_loader.graph.folder import MemoryFolder
         from gigl_loader.partition import build_graph, tables_from_pyg
+        from gigl_loader.partition.table import OptionsNeeded
 
         def tables() -> GraphTables:
             return tables_from_pyg(
@@ -204,7 +206,12 @@ class DistDataset(GraphQueries):
             )
 
         def build(folder: MemoryFolder) -> None:
-            build_graph(tables(), folder, num_partitions=num_partitions, edge_dir=edge_dir, assigner=assigner)
+            try:
+                build_graph(
+                    tables(), folder, num_partitions=num_partitions, edge_dir=edge_dir, assigner=assigner
+                )
+            except OptionsNeeded as error:  # There is no command line.
+                raise OptionsNeeded([error.problems], []) from None
 
         def content() -> str | None:
             return None if data is None else f"{tables().checksum()} {num_partitions} {edge_dir} {assigner}"

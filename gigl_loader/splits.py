@@ -42,6 +42,7 @@ def split_nodes(
     import torch
 
     tensor = torch.as_tensor(ids)
+    tensor = tensor if tensor.numel() else tensor.long()  # Of nothing, torch makes floats.
     numbers = _integers("ids", tensor, 1)
     return {
         name: tensor[torch.from_numpy(which).to(tensor.device)]
@@ -130,6 +131,7 @@ def edges_by_split(splits: EdgeSplits, src: Int64Array, dst: Int64Array) -> dict
 
 def _integers(what: str, tensor: torch.Tensor, ndim: int) -> Int64Array:
     array = tensor.detach().cpu().numpy()
+    array = array if array.size else array.astype(np.int64)
     if array.dtype.kind not in "iu":
         raise TypeError(f"{what} must be integers, got {array.dtype}")
     if array.ndim != ndim or (ndim == 2 and array.shape[0] != 2):

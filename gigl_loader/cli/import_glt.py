@@ -32,7 +32,7 @@ def import_glt(
     memory_limit: Annotated[
         str | None, typer.Option(help="Of the whole process, e.g. 2GB (default: half of what is free).")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is a graph.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
     """Build a graph from a directory that graphlearn-torch (GLT) has partitioned.

@@ -40,7 +40,7 @@ def partition(
         ),
     ] = ["range"],  # noqa: B006
     engine: EngineOptions,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is a graph.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
     """Build a graph from tables.

@@ -29,23 +29,30 @@ def check_column_names(
 
     In a homogeneous batch, the attributes of nodes and edges lie side by side.
     """
-    of_nodes = _OF_NODES | _OF_EDGES if homogeneous else _OF_NODES
-    of_edges = _OF_NODES | _OF_EDGES if homogeneous else _OF_EDGES
-    for kind, columns in nodes.items():
-        _check_names(kind, of_nodes.intersection(columns))
-    for edge_type, columns in edges.items():
-        _check_names(edge_type, of_edges.intersection(columns))
-    if homogeneous:
-        _check_side_by_side({*chain(*nodes.values())}, {*chain(*edges.values())})
-
-
-def _check_names(kind: NodeType | EdgeType, taken: Collection[str]) -> None:
-    if taken:
-        column = min(taken)
+    for kind, column in reserved_names(nodes, edges, homogeneous=homogeneous):
         raise ValueError(
             f"column {column!r} of {kind!r} has the name of an attribute of every batch: rename it "
             f"(gigl-loader partition --rename {column}=NEW)"
         )
+    if homogeneous:
+        _check_side_by_side({*chain(*nodes.values())}, {*chain(*edges.values())})
+
+
+def reserved_names(
+    nodes: Mapping[NodeType, Collection[str]],
+    edges: Mapping[EdgeType, Collection[str]],
+    *,
+    homogeneous: bool,
+) -> list[tuple[NodeType | EdgeType, str]]:
+    """Return the columns that would hide an attribute of the batch, with their types."""
+    of_nodes = _OF_NODES | _OF_EDGES if homogeneous else _OF_NODES
+    of_edges = _OF_NODES | _OF_EDGES if homogeneous else _OF_EDGES
+    found: list[tuple[NodeType | EdgeType, str]] = []
+    for kind, columns in nodes.items():
+        found += [(kind, column) for column in sorted(of_nodes.intersection(columns))]
+    for edge_type, columns in edges.items():
+        found += [(edge_type, column) for column in sorted(of_edges.intersection(columns))]
+    return found
 
 
 def _check_side_by_side(of_nodes: set[str], of_edges: set[str]) -> None:

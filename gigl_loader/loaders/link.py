@@ -391,7 +391,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
         """Return the links of an epoch. Called once, first."""
         links, given = self._links_of(self._edge_label_index), self._neg_sampling
         self._negatives, self._custom = None, user_code(given)
-        if isinstance(given, (torch.Tensor, np.ndarray)):
+        if isinstance(given, (torch.Tensor, np.ndarray, list)):
             links = with_negatives(links, cast("LinkDirectory", self.dataset), given)
         elif self._custom is None:
             self._negatives = read_negatives(given, self.dataset.schema, links.edge_type)

@@ -184,7 +184,7 @@ def _lists(
     degrees: list[int] = []
     rows: dict[str, list[Array]] = {name: [] for name in needed}
     for what, value in zip(whats, given, strict=True):
-        neighbors, columns = value if isinstance(value, tuple) and len(value) == 2 else (value, {})
+        neighbors, columns = value if _is_pair(value) else (value, {})
         if neighbors is None:
             neighbors = []
         if isinstance(neighbors, (str, bytes)) or not hasattr(neighbors, "__len__"):
@@ -219,6 +219,13 @@ def _lists(
         np.empty(0, np.int64) if found is None else found.positions,
         {name: np.concatenate(values) for name, values in rows.items() if values},
     )
+
+
+def _is_pair(edges: Any) -> bool:
+    """Return whether edges are ids and their columns. A tuple of two ids is not."""
+    if not isinstance(edges, tuple) or len(edges) != 2:
+        return False
+    return isinstance(edges[1], Mapping) or edges[0] is None or hasattr(edges[0], "__len__")
 
 
 def _stored(value: Any, column: Column, count: int, what: str) -> Array:

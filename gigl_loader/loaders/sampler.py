@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from gigl_loader.loaders.arguments import seconds, whole_epoch
+from gigl_loader.loaders.base import BaseDistLoader
 from gigl_loader.loaders.input_times import request_alone
 from gigl_loader.loaders.link import DistLinkNeighborLoader, LinkLabels
 from gigl_loader.loaders.neighbor import DistNeighborLoader
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
     from gigl_loader.channel.frame import Frame
     from gigl_loader.loaders.arguments import Fanouts
-    from gigl_loader.loaders.base import BaseDistLoader
     from gigl_loader.loaders.dataset import Dataset, NodeDirectory
     from gigl_loader.loaders.new_nodes import NewNode
     from gigl_loader.options import EdgeType, NodeType
@@ -286,6 +286,8 @@ def _without_source(
     options: dict[str, Any],
 ) -> BaseDistLoader:
     """Return a loader of no seeds that opens no source: its checks, plan, collate step and transfer."""
+    if not isinstance(loader_class, type) or not issubclass(loader_class, BaseDistLoader):
+        raise TypeError(f"loader_class must be a class of loaders, got {loader_class!r:.200}")
     known = inspect.signature(loader_class).parameters
     for name, value in options.items():
         if name in _REFUSED:

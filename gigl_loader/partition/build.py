@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,8 +16,8 @@ from gigl_loader.graph.schema import EdgeSchema, EdgeType, GraphSchema, NodeSche
 from gigl_loader.partition.assigners import AnyAssigner, Assigner, GraphAssigner, assigner_named
 from gigl_loader.partition.checks import check_tables
 from gigl_loader.partition.job import Budget, Job, Progress
+from gigl_loader.partition.missing_values import MissingValues, missing_anywhere
 from gigl_loader.partition.output import OutputFolder
-from gigl_loader.partition.readers import Table
 from gigl_loader.partition.site import build_site
 from gigl_loader.partition.stage import stamp_of
 from gigl_loader.partition.steps.edges import EdgeDrops, build_edges
@@ -31,7 +31,6 @@ from gigl_loader.partition.steps.text_ids import number_text_ids
 from gigl_loader.partition.steps.unknown_ids import add_unknown_nodes, directories_of, unknown_ids
 from gigl_loader.partition.steps.vocabularies import encode_columns
 from gigl_loader.partition.table import GraphTables, OptionsNeeded, of_relation
-from gigl_loader.partition.views import MissingValues, missing_anywhere
 
 if TYPE_CHECKING:
     from gigl_loader.graph.ids import TextIds
@@ -67,7 +66,8 @@ def build_graph(
     memory in bytes, on top of what the process and the tables hold already (default: half of what is
     available); it changes the time taken, never the result. ``progress`` is called with a step's name, its
     rows done and its rows in all. Raises ``FormatError`` for tables that break a rule, naming file, column
-    and row, and ``ValueError`` for arguments that make no sense.
+    and row, and ``ValueError`` for arguments that make no sense. ``overwrite`` replaces a graph
+    at ``out``, and nothing else.
 
     ``executor`` does the tasks of the build in other processes: ``LocalExecutor`` or ``RayExecutor``. Without
     one, this process does them. It never changes the result. ``scratch`` is a directory where finished tasks
@@ -112,18 +112,12 @@ def build_graph(
             try:
                 schema = _build(job, tables, chosen)
             except MissingValues as error:
-                raise missing_anywhere(_all_tables(tables), error) from None
+                raise missing_anywhere(tables, error) from None
         if isinstance(site.folder, OutputFolder):
             site.folder.keep_only({*job.files, MANIFEST_NAME})
         if summary is not None:
             summary(job.runner.totals)
     return schema
-
-
-def _all_tables(tables: GraphTables) -> Iterator[Table]:
-    for nodes in tables.nodes.values():
-        yield from (*filter(None, [nodes.rows]), *nodes.splits.values())
-    yield from tables.lists.values()
 
 
 def _build(job: Job, given: GraphTables, assigner: Assigner | GraphAssigner) -> GraphSchema:

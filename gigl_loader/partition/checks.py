@@ -6,12 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from gigl_loader.errors import FormatError
-from gigl_loader.graph.column_names import check_column_names
+from gigl_loader.graph.column_names import check_column_names, reserved_names
 from gigl_loader.graph.schema import Column, EdgeType, NodeType
 from gigl_loader.partition.readers import TEXT, Kind, Table
 from gigl_loader.partition.steps.ids import require_integers
-from gigl_loader.partition.steps.text_ids import are_texts, id_columns
+from gigl_loader.partition.steps.text_ids import IdColumn, are_texts, id_columns
 from gigl_loader.partition.table import (
     NODE_ROLES,
     GraphTables,
@@ -30,6 +32,7 @@ _END_WORDS: Mapping[str, frozenset[str]] = {
     "dst": frozenset({"dst", "target", "destination", "to", "tail", "object", "end"}),
 }
 """Words in the names of columns that are likely to be the ends."""
+_RELATION_WORDS = frozenset({"relation", "rel", "predicate", "type", "kind", "edge", "action"})
 
 
 @dataclass(slots=True)
@@ -55,16 +58,23 @@ class _Faults:
 def check_tables(tables: GraphTables) -> None:
     """Raise ``FormatError`` for tables that no graph can be built from.
 
-    Ends and ids come first, then columns that cannot be stored: all faults of all tables at once, in
-    ``OptionsNeeded``. Then come names that batches reserve.
+    Ends and ids come first, then columns that cannot be stored, then names that batches reserve: all faults
+    of all tables at once, in ``OptionsNeeded``.
     """
     faults = _Faults()
     _find_missing_ends(tables, faults)
     if not faults.problems:
-        _check_ids(tables)
+        _find_strange_ids(tables, faults)
     _find_unkept_columns(tables, faults)
+    nodes, edges = _stored_columns(tables)
+    _find_reserved_names(tables, faults, reserved_names(nodes, edges, homogeneous=tables.homogeneous))
     if faults.problems:
         raise OptionsNeeded(faults.problems, [] if faults.hopeless else faults.options)
+    check_column_names(nodes, edges, homogeneous=tables.homogeneous)
+
+
+def _stored_columns(tables: GraphTables) -> tuple[dict[NodeType, set[str]], dict[EdgeType, set[str]]]:
+    """Return the names of the columns of nodes and edges."""
     encoded = tables.encodings
     nodes = {
         node_type: {*data_columns(each.rows, NODE_ROLES), *encoded.get(node_type, ())}
@@ -75,7 +85,7 @@ def check_tables(tables: GraphTables) -> None:
         kind: {*data_columns(each, edge_roles(kind)), *encoded.get(kind, ())}
         for kind, each in tables.edges.items()
     }
-    check_column_names(nodes, edges, homogeneous=tables.homogeneous)
+    return nodes, edges
 
 
 def _find_missing_ends(tables: GraphTables, faults: _Faults) -> None:
@@ -163,16 +173,21 @@ def _edge_columns(roles: Sequence[str], reader: Table) -> dict[str, Kind]:
 
 
 def _likely_ends(kind: EdgeType, table: Table, missing: Sequence[str]) -> dict[str, str]:
-    """Return which columns may be the missing ends, by their names, else by their order."""
+    """Return which columns may be the missing ends or relation, by their names, else by their order."""
     roles = edge_roles(kind)
     free = [name for name, each in table.columns.items() if name not in roles and _may_be_ids(each)]
     found: dict[str, str] = {}
     for by_name in (True, False):
         for end in missing:
-            words = {*_END_WORDS[end]} | (
-                {kind[0 if end == "src" else 2].lower()} if kind[0] != kind[2] else set()
-            )
-            fitting = [name for name in free if not by_name or words & _words_in(name)]
+            if end in _END_WORDS:
+                words = {*_END_WORDS[end]} | (
+                    {kind[0 if end == "src" else 2].lower()} if kind[0] != kind[2] else set()
+                )
+                fitting = [name for name in free if not by_name or words & _words_in(name)]
+            else:
+                words = {*_RELATION_WORDS, *_words_in(end)}
+                texts = [name for name in free if table.columns[name] == TEXT]
+                fitting = [name for name in texts if not by_name or words & _words_in(name)]
             if fitting and end not in found.values():
                 found[fitting[0]] = end
                 free.remove(fitting[0])
@@ -184,24 +199,88 @@ def _words_in(name: str) -> set[str]:
 
 
 def _may_be_ids(kind: Kind) -> bool:
-    integers = isinstance(kind, Column) and not kind.shape and STORAGE_DTYPES[kind.dtype].kind in "iu"
-    return kind == TEXT or (integers and isinstance(kind, Column) and kind.unit is None)
+    return kind == TEXT or _are_integers(kind)
 
 
-def _check_ids(tables: GraphTables) -> None:
-    """Raise ``FormatError`` for a column of ids that holds anything else."""
+def _find_strange_ids(tables: GraphTables, faults: _Faults) -> None:
+    """Add columns of ids, and of relations, that hold anything else."""
     for node_type in tables.node_types:
-        if not are_texts(tables, node_type):
-            for column in id_columns(tables, node_type):
-                if not column.is_mask:
-                    require_integers(column.table, column.name)
+        columns = [each for each in id_columns(tables, node_type) if not each.is_mask]
+        try:
+            strange = [] if are_texts(tables, node_type) else columns
+        except FormatError as error:
+            strange = []
+            _add_strange(faults, str(error), columns, to_text=True)
+        for column in strange:
+            _check_integers(faults, column, columns)
     for kind, table in tables.edges.items():
         if "id" in table.columns:
-            require_integers(table, "id")
-        if (relation := relation_column(kind)) and table.columns[relation] != TEXT:
-            raise FormatError(
-                f"{table.name}, column {relation!r}: holds {table.columns[relation]}, not texts"
-            )
+            edge_ids = IdColumn(table, "id", ",".join(kind))
+            _check_integers(faults, edge_ids, [edge_ids], may_be_text=False)
+        if (relation := relation_column(kind)) and (held := table.columns[relation]) != TEXT:
+            shown = held.dtype if isinstance(held, Column) else held
+            what = f"{table.name}, column {relation!r}: holds {shown}, not texts"
+            _add_strange(faults, what, [IdColumn(table, relation, ",".join(kind))], to_text=True)
+
+
+def _check_integers(
+    faults: _Faults, column: IdColumn, columns: Sequence[IdColumn], *, may_be_text: bool = True
+) -> None:
+    """Add ``column`` where it does not hold integers. ``columns``: all that name the same nodes or edges."""
+    try:
+        require_integers(column.table, column.name)
+    except FormatError as error:
+        _add_strange(faults, str(error), columns, to_text=may_be_text and _is_csv(column.table))
+
+
+def _add_strange(faults: _Faults, problem: str, columns: Sequence[IdColumn], *, to_text: bool) -> None:
+    """Add a fault of ids, with the options that make texts, or whole numbers, of all columns of the ids."""
+    faults.problems.append(problem)
+    for each in columns:
+        integers = _are_integers(each.kind)
+        if each.kind == TEXT or (integers and not to_text):
+            continue
+        is_csv = _is_csv(each.table)  # Its decimal numbers are read as texts, and not as integers.
+        faults.hopeless |= not ((is_csv or integers) if to_text else not is_csv and _is_whole(each))
+        option = f"{each.scope}:{each.name}={'text' if to_text else 'int64'}"
+        if option not in faults.options:
+            faults.options += ["--dtype", option]
+    faults.hopeless |= not faults.options
+
+
+def _is_csv(table: Table) -> bool:
+    return hasattr(reader_of(table), "header")
+
+
+def _are_integers(kind: Kind | None) -> bool:
+    is_one = isinstance(kind, Column) and not kind.shape and kind.unit is None and kind.dtype != "BF16"
+    return is_one and isinstance(kind, Column) and STORAGE_DTYPES[kind.dtype].kind in "iu"
+
+
+def _is_whole(column: IdColumn) -> bool:
+    """Return whether a column holds decimal numbers that are all whole."""
+    kind = column.kind
+    if not isinstance(kind, Column) or kind.shape or kind.dtype not in ("F32", "F64"):
+        return False
+    chunks = (chunk[column.name] for chunk in column.table.read([column.name], 1 << 20))
+    return all(bool((np.mod(chunk, 1) == 0).all()) for chunk in chunks)
+
+
+def _find_reserved_names(
+    tables: GraphTables, faults: _Faults, taken: Sequence[tuple[NodeType | EdgeType, str]]
+) -> None:
+    """Add columns that would hide attributes of batches."""
+    for kind, name in taken:
+        table = tables.nodes[kind].rows if isinstance(kind, str) else tables.edges[kind]
+        if table is None or name in faults.renamed.get(kind, ()):
+            continue
+        what = f"has the name of an attribute of every batch: rename it (--rename {name}=NEW)"
+        faults.problems.append(f"{table.name}, column {name!r}: {what}")
+        new = f"{'node' if isinstance(kind, str) else 'edge'}_{name}"
+        while new in table.columns:
+            new += "_"
+        renamed = f"{source_of(table, name)}={new}"
+        faults.options += ["--rename", option_for(tables, kind, renamed, typed=True)]
 
 
 def _find_unkept_columns(tables: GraphTables, faults: _Faults) -> None:

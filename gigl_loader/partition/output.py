@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 import uuid
@@ -13,11 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from gigl_loader.graph.folder import DiskFolder, Sink, is_uri, sync_directory
+from gigl_loader.graph.manifest import MANIFEST_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from gigl_loader.graph.folder import Folder
+
+_OF_GRAPH = re.compile(rf"{re.escape(MANIFEST_NAME)}|ids|part-\d+")
 
 
 @contextmanager
@@ -81,6 +85,29 @@ def refuse_existing(target: Path) -> None:
     """Raise ``ValueError`` where ``target`` is there, unless it is an empty directory."""
     if target.is_symlink() or target.is_file() or (target.is_dir() and any(target.iterdir())):
         raise ValueError(f"{target} exists: give another name, or ask to overwrite it")
+
+
+def refuse_other_than_graph(target: str | Path, names: Collection[str]) -> None:
+    """Raise ``ValueError`` where files that are not a graph's would be overwritten.
+
+    ``names``: of what lies in the directory ``target``.
+    """
+    others = sorted(name for name in names if not _OF_GRAPH.fullmatch(name.partition("/")[0]))
+    if others:
+        raise ValueError(
+            f"{target} is not overwritten: it holds {others[0]!r}, which is no part of a graph. Give another "
+            "name, or remove it yourself"
+        )
+
+
+def refuse_other_than_graph_at(target: Path) -> None:
+    """Raise ``ValueError`` where ``target`` is a file, or a directory that holds anything but a graph."""
+    if target.is_dir():
+        refuse_other_than_graph(target, [path.name for path in target.iterdir()])
+    elif target.exists() or target.is_symlink():
+        raise ValueError(
+            f"{target} is not overwritten: it is no graph. Give another name, or remove it yourself"
+        )
 
 
 def _make_parents(parent: Path) -> list[Path]:

@@ -20,6 +20,8 @@ from gigl_loader.partition.output import (
     OutputFolder,
     SharedFolder,
     refuse_existing,
+    refuse_other_than_graph,
+    refuse_other_than_graph_at,
     resumable_directory,
     staged_directory,
 )
@@ -135,8 +137,8 @@ def build_site(
 
 def _check_places(out: str, scratch: str | None, executor: Executor | None, *, overwrite: bool) -> None:
     """Raise ``ValueError`` for an output or scratch that cannot be, before anything begins."""
-    if not overwrite and not is_uri(out):
-        refuse_existing(Path(out))
+    if not is_uri(out):
+        (refuse_other_than_graph_at if overwrite else refuse_existing)(Path(out))
     if scratch is None:
         if is_uri(out) and executor is not None and not executor.is_local:
             raise ValueError(f"{shown(out)}: give a --scratch, too, that all machines of the cluster share")
@@ -183,6 +185,7 @@ def _remote_output(
     names = folder.names()
     if names and not overwrite and (anew or MANIFEST_NAME in names):
         raise ValueError(f"{folder.place} exists: give another name, or ask to overwrite it")
+    refuse_other_than_graph(str(folder.place), names)
     if MANIFEST_NAME in names:
         folder.place.remove(MANIFEST_NAME)
     if anew:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.folder import is_uri
 from gigl_loader.graph.schema import Column
+from gigl_loader.partition.missing_values import FilledTable
 from gigl_loader.partition.readers import Table
 from gigl_loader.partition.readers.npy_table import edge_index_table, npy_table
-from gigl_loader.partition.views import FilledTable, ProjectedTable, Projection, chain
+from gigl_loader.partition.views import ProjectedTable, Projection, chain
 from gigl_loader.tensors import STORAGE_DTYPES
 
 if TYPE_CHECKING:

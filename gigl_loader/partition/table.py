@@ -193,6 +193,12 @@ class GraphTables:
         _require_one_of("unknown_ids", self.unknown_ids, ("error", "drop", "add"))
         _require_one_of("duplicates", self.duplicates, ("keep", "drop"))
         _require_one_of("self_loops", self.self_loops, ("keep", "drop"))
+        ends = {end for kind in self.lists for end in (kind[0], kind[2])}
+        for node_type, entry in self.nodes.items():
+            is_known = entry.rows is not None or entry.count is not None or node_type in ends
+            if not is_known and (entry.splits or entry.fractions):
+                known = ", ".join(sorted(ends | (set(self.nodes) - {node_type}))) or "none"
+                raise ValueError(f"no nodes of type {node_type!r} to split; known: {known}")
         for edge_type in self.splits:
             if edge_type not in self.edges:
                 known = ", ".join(map(str, self.edges)) or "none"
@@ -328,7 +334,7 @@ def _sorted(times: Mapping[NodeType | EdgeType, tuple[str, ...]]) -> list[tuple[
     return sorted((type_name(kind), names) for kind, names in times.items())
 
 
-class OptionsNeeded(FormatError):
+class OptionsNeeded(FormatError, ValueError):
     """Tables that cannot be built from as they are. ``options`` of the command line would help."""
 
     def __init__(self, problems: Sequence[str], options: Sequence[str]) -> None:

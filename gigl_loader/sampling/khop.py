@@ -234,6 +234,7 @@ class KHop:
         )
 
 
+_FANOUTS_END = 1 << 31
 _DEFAULTS = {each.name: each.default for each in fields(KHop)}
 _ADDED = tuple(name for name in _DEFAULTS if name not in ("num_neighbors", "replace", "with_edge"))
 """Fields that version 0.1 did not have."""
@@ -340,7 +341,7 @@ def read_num_neighbors(schema: GraphSchema, num_neighbors: Any) -> dict[EdgeType
     if not isinstance(given, Mapping) and hasattr(given, "default"):
         given, default = given.values, given.default
     if not isinstance(given, Mapping):
-        is_needless = given == [] and not schema.edges
+        is_needless = not schema.edges and hasattr(given, "__len__") and not len(given)
         return {} if is_needless else dict.fromkeys(schema.edges, _fanouts(given, "num_neighbors"))
     found = {
         kind: _fanouts(fanouts, f"num_neighbors of {kind}")
@@ -361,4 +362,6 @@ def _fanouts(values: Any, what: str) -> tuple[int, ...]:
     )
     if not fanouts:
         raise ValueError(f"{what} needs at least one hop")
+    if max(fanouts) >= _FANOUTS_END:
+        raise ValueError(f"{what} must be below 2**31, got {max(fanouts)}: -1 takes all neighbours")
     return fanouts

@@ -151,3 +151,11 @@ def test_mistakes_with_uris_are_told_in_a_line(store: Mapping[str, str], inputs:
         error = _last_line(_build(store, folder=folder, out="s3://bucket/none"))
         assert words in error
         assert "secret" not in error
+
+
+def test_overwriting_removes_nothing_but_a_graph(store: Mapping[str, str], inputs: Path) -> None:
+    before = _names(store, "s3://bucket/in")
+    assert before
+    error = _last_line(_build(store, out="s3://bucket/in", overwrite=True))
+    assert "s3://bucket/in is not overwritten: it holds '" in error
+    assert _names(store, "s3://bucket/in") == before

@@ -338,6 +338,35 @@ def test_progress_reaches_the_end_of_every_step() -> None:
         assert [done for done, _ in seen] == sorted(done for done, _ in seen)
 
 
+@pytest.mark.parametrize("lies_there", ["file", "link", "tables", "graph and tables"])
+def test_overwriting_replaces_graphs_alone(tmp_path: Path, lies_there: str) -> None:
+    target, table = tmp_path / "data", tmp_path / "data" / "edges.csv"
+    if lies_there == "file":
+        target.write_text("src,dst")
+    elif lies_there == "link":
+        target.symlink_to(tmp_path / "nowhere")
+    else:
+        if lies_there == "graph and tables":
+            build_graph(_with_edges(), target)
+        target.mkdir(exist_ok=True)
+        table.write_text("src,dst")
+    with pytest.raises(ValueError, match="data is not overwritten: it "):
+        build_graph(_hub().tables(), target, overwrite=True)
+    assert target.is_symlink() or (table if target.is_dir() else target).read_text() == "src,dst"
+
+
+def test_overwriting_at_a_uri_replaces_graphs_alone(tmp_path: Path) -> None:
+    target = f"file://{tmp_path}/data"
+    build_graph(_with_edges(), target)
+    build_graph(_hub().tables(), target, overwrite=True)
+    (tmp_path / "data" / "tables").mkdir()
+    (tmp_path / "data" / "tables" / "edges.csv").write_text("src,dst")
+    before = files_of(tmp_path)
+    with pytest.raises(ValueError, match="data is not overwritten: it holds 'tables"):
+        build_graph(_with_edges(), target, overwrite=True)
+    assert files_of(tmp_path) == before
+
+
 def test_an_existing_target_is_kept_unless_overwriting(tmp_path: Path) -> None:
     target = tmp_path / "graph"
     target.mkdir()

@@ -25,7 +25,7 @@ def test_drawn_negatives_that_are_given_make_the_same_batches() -> None:
     options = {"exclude_targets": True, "disjoint": True}
     drawn = _batches(neg_sampling=NegativeSampling("triplet", 3), **options)
     rows = torch.cat([batch.n_id[batch.dst_neg_index] for batch in drawn])
-    for form in (rows, rows.int(), rows.numpy()):
+    for form in (rows, rows.int(), rows.numpy(), rows.tolist()):
         assert all(map(same_batch, _batches(neg_sampling=form, **options), drawn))
 
 

@@ -17,6 +17,7 @@ from gigl_loader import BaseDistLoader, DistDataset, DistNeighborLoader, KHopNei
 from gigl_loader.loaders.arguments import LoaderOptions
 from gigl_loader.loaders.transfer import target_device
 from gigl_loader.options import byte_count
+from gigl_loader.sampling.khop import read_num_neighbors
 from tests.support.pyg_graphs import graph_of, heterogeneous, homogeneous, same_batch
 
 
@@ -288,6 +289,7 @@ TWO_HOPS = {
 BAD_FANOUTS: list[tuple[Any, type[Exception], str]] = [
     ([], ValueError, "num_neighbors needs at least one hop"),
     ([2, -2], ValueError, "num_neighbors at hop 1 must be at least -1, got -2"),
+    ([2, 1 << 31], ValueError, r"num_neighbors must be below 2\*\*31, got 2147483648"),
     ([2.0], TypeError, r"num_neighbors at hop 0 must be a whole number, got 2\.0"),
     ([True], TypeError, "num_neighbors at hop 0 must be a whole number, got True"),
     (5, TypeError, "num_neighbors must be a list of whole numbers, one per hop, got 5"),
@@ -310,6 +312,11 @@ BAD_FANOUTS: list[tuple[Any, type[Exception], str]] = [
 def test_bad_num_neighbors(hetero: DistDataset, fanouts: Any, error: type[Exception], rule: str) -> None:
     with pytest.raises(error, match=rule):
         DistNeighborLoader(hetero, fanouts, ("item", None))
+
+
+@pytest.mark.parametrize("fanouts", [(2, 1), np.array([2, 1]), torch.tensor([2, 1])], ids=repr)
+def test_fanouts_may_be_any_sequence(hetero: DistDataset, fanouts: Any) -> None:
+    assert set(read_num_neighbors(hetero.schema, fanouts).values()) == {(2, 1)}
 
 
 def test_fork_after_cuda_was_initialised_is_refused(

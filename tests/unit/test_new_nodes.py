@@ -245,6 +245,10 @@ def test_features_may_be_the_only_column_and_edges_a_list() -> None:
     )
     with data.sampler([-1, -1]) as sampler:
         batch = sampler.sample(new=[NewNode(features=[7.5, 8.5], edges=[0, 1]), NewNode(features=[1, 2])])
+        pairs: list[Any] = [(0, 1), (np.int64(0), 1), ([0, 1], {})]
+        for edges in pairs:
+            again = sampler.sample(new=[NewNode(features=[7.5, 8.5], edges=edges), NewNode(features=[1, 2])])
+            assert torch.equal(again.n_id, batch.n_id)
     assert batch.n_id.tolist() == [-1, -2, 0, 1, 2, 3]
     assert batch.x[:2].tolist() == [[7.5, 8.5], [1.0, 2.0]]
     assert batch.n_id[batch.edge_index].tolist() == [[0, 1, 1, 2, 3], [-1, -1, 0, 0, 1]]

@@ -156,6 +156,11 @@ def test_what_cannot_be_taken_is_refused() -> None:
         _built(Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0], [5]])))
 
 
+def test_errors_of_an_object_name_no_options_of_the_command_line() -> None:
+    with pytest.raises(FormatError, match=r"row 0: unknown node id 5 of type 'node'$"):
+        DistDataset.from_pyg(Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0], [5]])))
+
+
 def test_tensors_that_require_gradients_or_are_not_contiguous_are_fine() -> None:
     values = torch.rand(4, 3, requires_grad=True)
     index = torch.tensor([[0, 1], [1, 2], [2, 3]]).t()

@@ -199,6 +199,12 @@ def test_options_that_cannot_be_are_refused(options: Any, message: str) -> None:
         first(DistDataset.from_pyg(homogeneous()), None, RandomWalkSamplerOptions(**options))
 
 
+def test_a_bias_is_a_number() -> None:
+    options: Any = {"walk_length": 2, "q": "a"}
+    with pytest.raises(TypeError, match="q must be a number, got 'a'"):
+        first(DistDataset.from_pyg(homogeneous()), None, RandomWalkSamplerOptions(**options))
+
+
 @pytest.mark.parametrize("more", [{"disjoint": True}, {"weight_attr": "w"}, {"replace": True}])
 def test_what_has_no_meaning_for_walks_is_refused_by_name(more: Any) -> None:
     dataset = DistDataset.from_pyg(weighted(hetero=False), weight_attr="w")

@@ -238,6 +238,7 @@ def test_the_seed_of_a_run_is_random_by_default() -> None:
 @pytest.mark.parametrize(
     ("options", "kind", "text"),
     [
+        ({"loader_class": int}, TypeError, "loader_class must be a class of loaders, got <class 'int'>"),
         ({"batch_size": 4}, TypeError, "no argument 'batch_size': a sampler has no epochs"),
         ({"num_workers": 2}, TypeError, "no argument 'num_workers': .*concurrency="),
         ({"sharding": "none"}, TypeError, "no argument 'sharding': .*no other rank"),

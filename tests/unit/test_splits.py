@@ -265,6 +265,13 @@ def test_fractions_that_cannot_be_are_refused(fractions: Any, error: type[Except
         split_nodes(torch.arange(5), fractions)
 
 
+@pytest.mark.parametrize("none", [[], torch.tensor([]), np.array([])], ids=repr)
+def test_of_no_ids_all_splits_are_empty(none: Any) -> None:
+    for split in split_nodes(none, [0.8, 0.1, 0.1]).values():
+        assert (split.dtype, len(split)) == (torch.int64, 0)
+    assert len(split_edges(torch.empty(2, 0), [0.5])["train"]) == 0
+
+
 def test_ids_that_are_none_are_refused() -> None:
     with pytest.raises(TypeError, match="ids must be integers, got float32"):
         split_nodes(torch.rand(5), HASHED)

@@ -31,6 +31,13 @@ FILES = {
     "named.csv": "id,name\n0,1\n1,2\n",
     "people.csv": ",town,name\n0,Ulm,ann\n1,Ulm,bob\n2,Bonn,cat\n",
     "texts.csv": "id,feature\n0,a\n1,b\n",
+    "gaps.csv": "id,age,born,x\n0,3,2020-01-31,1\n1,,,2\n2,5,2020-02-01,\n",
+    "ring.csv": "src,dst\n0,1\n1,2\n2,0\n",
+    "halves.csv": "src,dst\n0.5,1\n1,2\n",
+    "mixed.csv": "src,dst\nann,1\n1,2\n",
+    "codes.csv": "src,code,dst\n0,7,1\n1,8,0\n",
+    "reserved.csv": "id,n_id,batch,node_batch\n0,1,2,3\n1,2,3,4\n",
+    "acts.csv": "src,action,dst\nann,likes,bob\n",
 }
 
 
@@ -113,6 +120,36 @@ REFUSED: dict[str, tuple[str, list[str], tuple[int, int]]] = {
         ],
         (2, 1),
     ),
+    "values that are missing": (
+        "--nodes gaps.csv --edges ring.csv",
+        ["column 'age'", "column 'born'", "column 'x'", "--fill age=mean --drop node:born --fill x=mean"],
+        (3, 3),
+    ),
+    "another name of the relation": (
+        "--edges p,@verb,p=acts.csv",
+        ["acts.csv: no column 'verb'; columns: 'src', 'action', 'dst'", "--rename p,@verb,p:action=verb"],
+        (2, 1),
+    ),
+    "relations that are numbers": (
+        "--edges p,@code,p=codes.csv",
+        ["codes.csv, column 'code': holds I64, not texts", "--dtype p,@code,p:code=text"],
+        (2, 2),
+    ),
+    "names of attributes": (
+        "--nodes reserved.csv",
+        [
+            "reserved.csv, column 'batch': has the name of an attribute of every batch",
+            "reserved.csv, column 'n_id': has",
+            "--rename node:batch=node_batch_ --rename node:n_id=node_n_id",
+        ],
+        (2, 0),
+    ),
+    "ids that are decimal numbers": (
+        "--edges halves.csv",
+        ["halves.csv, column 'src': holds F64", "--dtype node,to,node:src=text"],
+        (3, 2),
+    ),
+    "ids that are texts and numbers": ("--edges mixed.csv", ["--dtype node,to,node:dst=text"], (3, 2)),
     "added nodes without values": (
         f"--nodes user=users.csv --drop name,city {FOLLOWS} --unknown-ids add",
         ["users.csv: 1 nodes are added, which have no value of 'age'", "--fill user:age=0"],
@@ -135,6 +172,29 @@ def test_a_refusal_has_a_command_that_works(case: str) -> None:
     schema = Graph.open("graph").schema
     assert sum(each.count for each in schema.nodes.values()) == sizes[0]
     assert sum(each.count for each in schema.edges.values()) == sizes[1]
+
+
+def test_ids_of_parquet_that_are_whole_decimals_have_a_command(files: Path) -> None:
+    pq.write_table(pa.table({"src": [0.0, 1.0], "dst": [1, 2], "id": [0.5, 1.0]}), files / "e.parquet")
+    error = partition("--edges", "e.parquet", code=2)
+    assert "column 'src': holds F64, not integers; e.parquet, column 'id': holds F64" in error
+    assert "This would work" not in error
+    error = partition("--edges", "e.parquet", "--drop", "id", code=2)
+    _, _, command = error.strip().partition("This would work: gigl-loader ")
+    assert run_here(*shlex.split(command)).returncode == 0
+
+
+@pytest.mark.usefixtures("files")
+def test_missing_ids_have_no_command() -> None:
+    Path("e.csv").write_text("src,dst,w\n0,1,\n,2,3\n")
+    assert "This would work" not in partition("--edges", "e.csv", code=2)
+
+
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize("option", ["--split-nodes=user=0.8,0.1", "--split=user:train=named.csv"])
+def test_splits_of_an_unknown_type_are_refused(option: str) -> None:
+    error = partition("--edges", "ring.csv", option, code=2)
+    assert "no nodes of type 'user' to split; known: node" in error
 
 
 @pytest.mark.usefixtures("files")

@@ -15,7 +15,7 @@ from gigl_loader.partition.build import build_graph
 from gigl_loader.partition.glt.layout import JoinedTable, LabelledTable, Layout, TensorTable
 from gigl_loader.partition.glt.tensors import Rows, saved_tensor
 from gigl_loader.partition.job import Budget, available_memory, tracked
-from gigl_loader.partition.output import refuse_existing
+from gigl_loader.partition.output import refuse_existing, refuse_other_than_graph_at
 from gigl_loader.partition.readers import Table
 from gigl_loader.partition.table import GraphTables, NodeTable
 from gigl_loader.partition.views import chain
@@ -131,8 +131,7 @@ def import_glt(
     root, target = Path(directory), Path(os.path.abspath(out))
     if target in (root.resolve(), *root.resolve().parents):
         raise ValueError(f"{target} holds the directory to import: give another name")
-    if not overwrite:
-        refuse_existing(target)
+    (refuse_other_than_graph_at if overwrite else refuse_existing)(target)
     source = _Import(
         Layout(root),
         labels=labels or {},

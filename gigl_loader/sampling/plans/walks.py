@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from gigl_loader.graph.schema import Column, type_name
@@ -297,10 +298,16 @@ class RandomWalkSamplerOptions:
         return Walks(
             paths=tuple(paths),
             walks_per_seed=whole_number("walks_per_seed", self.walks_per_seed, minimum=1),
-            p=float(self.p),
-            q=float(self.q),
+            p=_number("p", self.p),
+            q=_number("q", self.q),
             top_k=None if self.top_k is None else whole_number("top_k", self.top_k, minimum=1),
         )
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    return float(value)
 
 
 def _path(
