@@ -100,7 +100,7 @@ class Looker:
 
     def __init__(self, address: str, caller: Caller, timeout_s: float) -> None:
         self._caller, self._timeout_s = caller, timeout_s
-        self._addresses = [address]
+        self._addresses = [each.strip() for each in address.split(",")]
         self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="top")
 
     def look(self) -> Loads:

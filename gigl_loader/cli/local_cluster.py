@@ -38,7 +38,10 @@ def local_cluster(
         typer.Argument(help="After --: run this and end with its exit code.", show_default=False),
     ] = None,
     *,
-    servers: Annotated[int, typer.Option(min=1, help="Server processes; at most one per partition.")] = 2,
+    servers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Server processes; at most one per partition. Default: 2, or 1 for one."),
+    ] = None,
     replicas: Annotated[int, typer.Option(min=1, help="Servers that hold each partition.")] = 1,
     workers: Annotated[int, typer.Option(min=1, help="Batches that each samples at once.")] = 1,
     topology: Annotated[

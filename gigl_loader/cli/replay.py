@@ -31,7 +31,7 @@ def replay(
     epoch: Annotated[int | None, typer.Option(min=0, help="Needed where several epochs have it.")] = None,
     graph: Annotated[str | None, typer.Option(help="Directory of the graph, partitioned in any way.")] = None,
     store: Annotated[
-        list[str] | None, typer.Option(help="HOST:PORT of a storage server; repeat it for several.")
+        list[str] | None, typer.Option(help="HOST:PORT of a storage server, or several with commas.")
     ] = None,
     head: Annotated[
         str | None, typer.Option(help="Hash of a line that was noted elsewhere: it must still be there.")
@@ -134,7 +134,9 @@ def _open(graph: str | None, store: list[str], caller: Caller, timeout: float, s
     from gigl_server.logs import quiet_grpc
 
     quiet_grpc()
-    return stack.enter_context(RemoteDistDataset.connect(store, credentials=caller, timeout=timeout))
+    return stack.enter_context(
+        RemoteDistDataset.connect(",".join(store), credentials=caller, timeout=timeout)
+    )
 
 
 def _compare(recording: Recording, dataset: Any, allowed: set[str], timeout: float) -> list[dict[str, Any]]:

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 @grouped
 def top(
-    address: Annotated[str, typer.Argument(help="HOST:PORT of any server of the cluster.")],
+    address: Annotated[
+        str, typer.Argument(help="HOST:PORT of any server of the cluster, or several with commas.")
+    ],
     *,
     once: Annotated[bool, typer.Option("--once", help="Print one table and end.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document and end.")] = False,

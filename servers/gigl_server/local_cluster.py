@@ -32,15 +32,18 @@ def count_partitions(graph_dir: str | os.PathLike[str]) -> int:
     return Manifest.read(DiskFolder(graph_dir)).schema.num_partitions
 
 
-def deal(partitions: int, servers: int, replicas: int = 1) -> list[tuple[int, ...]]:
+def deal(partitions: int, servers: int | None = None, replicas: int = 1) -> list[tuple[int, ...]]:
     """Return the partitions of each server: in order, as evenly as possible.
 
-    With ``replicas``, that many servers hold each partition: the one it is assigned to and its predecessors.
-    ``ValueError`` for more servers than partitions, or more replicas than servers.
+    Without ``servers``, there are two, or one for a graph of one partition. With ``replicas``, that many
+    servers hold each partition: the one it is assigned to and its predecessors. ``ValueError`` for more
+    servers than partitions, or more replicas than servers.
     """
+    servers = min(2, partitions) if servers is None else servers
     if not 1 <= servers <= partitions:
         raise ValueError(
-            f"a graph of {partitions} partitions can have 1 to {partitions} servers, not {servers}"
+            f"a graph of {partitions} partitions can have 1 to {partitions} servers, not {servers}: build it "
+            f"with as many (gigl-loader partition -p {servers})"
         )
     if not 1 <= replicas <= servers:
         raise ValueError(f"{servers} servers can hold 1 to {servers} replicas, not {replicas}")
@@ -59,7 +62,7 @@ class LocalCluster:
         self,
         graph_dir: str | os.PathLike[str],
         *,
-        servers: int = 2,
+        servers: int | None = None,
         replicas: int = 1,
         workers: int = 1,
         token: str | None = None,
@@ -67,7 +70,9 @@ class LocalCluster:
         options: Mapping[str, Any] | None = None,
         log_level: str = "WARNING",
     ) -> None:
-        """Start ``servers`` processes on free loopback ports, and wait until all are ready.
+        """Start ``servers`` processes on free loopback ports, and wait until all are ready. Default: two.
+
+        A graph of one partition has one by default.
 
         Partitions are assigned in order, as evenly as possible. With ``replicas``, that many servers hold
         each partition: the one it is assigned to and its predecessors. Each server samples ``workers``
@@ -94,7 +99,7 @@ class LocalCluster:
         with ExitStack() as undo:
             undo.callback(self.close)
             deadline = time.monotonic() + timeout_s
-            for index in range(servers):
+            for index in range(len(dealt)):
                 self._incarnations.append(self._started(index))
             for index, incarnation in enumerate(self._incarnations):
                 self._keep_ports(index, incarnation.bound(deadline))

@@ -21,6 +21,13 @@ def test_every_partition_has_so_many_holders(partitions: int, data: st.DataObjec
     assert all(list(parts) == sorted(set(parts)) for parts in dealt)
 
 
+def test_by_default_there_are_two_servers_if_there_are_partitions_for_them() -> None:
+    assert deal(1) == [(0,)]
+    assert deal(5) == [(0, 1), (2, 3, 4)]
+    with pytest.raises(ValueError, match=r"1 to 1 servers, not 2: build it with as many .*-p 2"):
+        deal(1, 2)
+
+
 def test_three_servers_with_two_copies() -> None:
     assert deal(3, 3, 2) == [(0, 1), (1, 2), (0, 2)]
 

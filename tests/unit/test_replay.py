@@ -105,6 +105,9 @@ def test_over_storage_servers_as_json(graph: Path, ledger: Path) -> None:
     with servers_of(graph, 2) as servers:
         stores = [word for address in addresses_of(servers) for word in ("--store", address)]
         found = run_here("replay", str(ledger), "-b", "0", "-b", "1", "--epoch", "0", *stores, "--json")
+        listed = ",".join(addresses_of(servers))  # As GIGL_STORE has them.
+        again = run_here("replay", str(ledger), "-b", "0", "--epoch", "0", "--store", listed)
+    assert again.returncode == 0, again.stderr
     assert found.returncode == 0, found.stderr
     document = json.loads(found.stdout)
     [told] = document["ledgers"]
