@@ -118,6 +118,9 @@ class DistDataset(GraphQueries):
         log_from_environment()
         if not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
+        given: Any = path
+        if not isinstance(given, (str, os.PathLike)):
+            raise TypeError(f"path must be that of a graph directory, got {path!r}")
         group = RankGroup.current(patience_s=timeout)
         try:
             cache_bytes = byte_count("cache_size", cache_size, minimum=0)

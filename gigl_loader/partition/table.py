@@ -27,6 +27,7 @@ from gigl_loader.graph.schema import (
 )
 from gigl_loader.graph.times import nanoseconds
 from gigl_loader.native import crc32c
+from gigl_loader.options import is_edge_type
 from gigl_loader.partition.declared import Quantizations, check_quantized_column, check_time_column
 from gigl_loader.partition.readers import TEXT, Kind, Table
 from gigl_loader.partition.stage import cut, stamp_of
@@ -137,7 +138,8 @@ class NodeTable:
     """Nodes at the end of the table that only other tables name. Masks of splits do not have them."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rows", _opened(self.rows, "node table"))
+        if self.rows is not None:
+            object.__setattr__(self, "rows", _opened(self.rows, "node table"))
         if self.rows is not None and self.count not in (None, self.rows.num_rows):
             raise ValueError(f"{self.rows.name} has {self.rows.num_rows} rows, not {self.count}")
         if self.count is not None and self.count < 0:
@@ -186,8 +188,13 @@ class GraphTables:
     def __post_init__(self) -> None:
         for name in ("edges", "labels"):
             given = getattr(self, name)
+            if wrong := [each for each in given if not is_edge_type(each) or len(each) != 3]:
+                raise TypeError(f"{name}: a type is (source, relation, destination), got {wrong[0]!r}")
             found = {each: _opened(table, f"{name} of type {each}") for each, table in given.items()}
             object.__setattr__(self, name, found)
+        for node_type, entry in self.nodes.items():
+            if not isinstance(entry, NodeTable):
+                raise TypeError(f"nodes of type {node_type!r} must be a NodeTable(...), got {entry!r:.100}")
         if not self.edges and not self.nodes:
             raise ValueError("a graph needs at least one table of edges or nodes")
         _require_one_of("unknown_ids", self.unknown_ids, ("error", "drop", "add"))
@@ -437,8 +444,12 @@ def _common_length(table: str, arrays: Mapping[str, Array]) -> int:
 
 
 def _opened(table: Any, what: str) -> Any:
-    """Return a table: of the rows of an Arrow stream, or what is given."""
+    """Return a table: of the rows of an Arrow stream, or what is given. ``TypeError`` for anything else."""
     if not hasattr(table, "__arrow_c_stream__"):
+        if not hasattr(table, "read") or not isinstance(getattr(table, "columns", None), Mapping):
+            raise TypeError(
+                f"{what}: neither a table (open_table, ArrayTable) nor an Arrow stream: {table!r:.100}"
+            )
         return table
     from gigl_loader.partition.readers.arrow_stream import ArrowStreamTable
 

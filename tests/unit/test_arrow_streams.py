@@ -110,6 +110,17 @@ def test_a_table_of_a_stream_is_read_often_and_elsewhere_and_leaves_nothing() ->
     assert not file.parent.exists()
 
 
+@pytest.mark.parametrize("given", [3, None, "edges.csv", {"src": [0]}, [[0, 1]]], ids=repr)
+def test_what_is_no_table_is_refused(given: Any) -> None:
+    with pytest.raises(TypeError, match=r"edges of type .*: neither a table .* nor an Arrow stream"):
+        GraphTables({HOMOGENEOUS_EDGE: given})
+    with pytest.raises(TypeError, match=r"nodes of type 'node' must be a NodeTable\(...\), got "):
+        GraphTables({}, {"node": given})
+    wrong: Any = {"edges": ArrayTable("edges", {"src": _SRC, "dst": _DST})}
+    with pytest.raises(TypeError, match=r"edges: a type is \(source, relation, destination\), got 'edges'"):
+        GraphTables(wrong)
+
+
 def test_a_stream_that_fails_says_so() -> None:
     def batches() -> Any:
         yield pa.record_batch({"src": pa.array([1])})

@@ -136,6 +136,9 @@ def test_columns_of_every_dtype_come_back_as_they_went_in(dtype: torch.dtype, sh
 
 
 def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+    nothing: Any = None
+    with pytest.raises(TypeError, match="path must be that of a graph directory, got None"):
+        DistDataset.open(nothing)
     with pytest.raises(FileNotFoundError, match="nowhere"):
         DistDataset.open(tmp_path / "nowhere")
 
