@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import time
 from contextlib import ExitStack, suppress
@@ -84,7 +85,11 @@ def test_trainers_go_on_while_a_server_has_no_descriptor_left(graph: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_trainer_that_needs_more_connections_than_it_has_goes_on_with_those(graph: Path) -> None:
+@pytest.mark.parametrize("refuses", [False, True])
+def test_a_trainer_that_needs_more_connections_than_it_has_goes_on_with_those(
+    graph: Path, refuses: bool
+) -> None:
+    """A server at its limit refuses connections. One whose limit was lowered leaves them to the kernel."""
     options = OPTIONS | {"num_workers": 0}
     with DistNeighborLoader(DistDataset.open(graph), FANOUT, "train", **options) as loader:
         expected = [digest(batch) for batch in loader]
@@ -102,6 +107,7 @@ def test_a_trainer_that_needs_more_connections_than_it_has_goes_on_with_those(gr
         loader = stack.enter_context(many_at_once)
 
         _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (LEAST, hard))
+        limit = 1 + max(map(int, os.listdir(f"/proc/{pid}/fd"))) if refuses else LEAST
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, hard))
         assert [digest(batch) for batch in loader] == expected
         assert loader.stats()["reconnects"], "every connection that it needed was there before"
