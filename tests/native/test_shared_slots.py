@@ -139,6 +139,33 @@ def test_rows_that_another_rank_is_about_to_copy_stay_longer() -> None:
     assert copied([rank.seen()], [0, 2]) == [2]
 
 
+def test_the_clock_counts_batches() -> None:
+    rank = Rank(8)
+    before = int(rank.published[3][0])
+    rank.index.plan([np.array([1]), np.array([2]), np.array([1])], [], False, ())
+    assert rank.published[3].tolist() == [before + 3]
+
+
+def test_a_row_stays_for_the_rank_that_needs_it_longest() -> None:
+    rank, slow, fast = Rank(8), Rank(8), Rank(8)
+    rank.hold([0])
+    now, marks = int(rank.published[3][0]), rank.published[2]
+    slow.index.plan([np.array([0])] * 3, [], False, (rank.seen(),))
+    assert marks.tolist() == [now + 8] + 7 * [0]
+    fast.hold([0], (rank.seen(),))
+    assert marks.tolist() == [now + 8] + 7 * [0]
+
+
+def test_a_row_that_another_rank_has_yet_to_read_is_no_reason_to_give_it_up() -> None:
+    rows = list(range(64))
+    rank, other = Rank(64), Rank(64)
+    rank.index.release(rank.hold(rows)[0])
+    rank.index.release(rank.hold(rows[:32])[0])
+    other.plan(rows)
+    rank.hold([*range(100, 108)], (other.seen(),))
+    assert copied([rank.seen()], rows) == rows[:32] + rows[40:]
+
+
 @pytest.mark.parametrize("counted", [False, True])
 def test_ranks_that_replace_their_rows_at_random(counted: bool) -> None:
     """Whatever three ranks hold: a row is copied whole, or read by the rank that wants it."""

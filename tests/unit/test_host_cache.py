@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import re
 import signal
@@ -26,7 +27,7 @@ from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.arrays import Bytes, Int64Array
 from gigl_loader.group import RankGroup
 from gigl_loader.memfile import create_memory
-from gigl_loader.native import copy_from_peers
+from gigl_loader.native import PeerSlots, copy_from_peers
 from gigl_loader.partition import build_graph, tables_from_pyg
 from gigl_loader.sampling.feature_cache import FeatureCache, cached_columns
 from gigl_loader.sampling.frame_writer import Completion
@@ -226,6 +227,140 @@ def test_a_rank_that_ends_is_let_go_and_may_come_back(monkeypatch: pytest.Monkey
             meet([first, second])
             first.start_epoch(0)
             assert drain(first) == sampled_frames(0)
+
+
+def test_a_child_that_inherited_a_part_does_not_keep_it() -> None:
+    host = Host(2)
+    with closing(host.open(0)) as first:
+        with closing(host.open(1)) as second:
+            meet([first, second])
+            fds = [int(fd) for fd in os.listdir("/proc/self/fd") if "gigl-host-cache" in target(fd)]
+            command = [sys.executable, "-S", "-c", "input()"]
+            child = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=fds)
+        try:
+            assert wait_until(lambda: num_peers(first) == 0, seconds=10)
+        finally:
+            child.communicate(b"\n")
+
+
+class CountingGroup(RankGroup):
+    """Counts how often the store is asked."""
+
+    asked = 0
+
+    def published(self, key: str, **options: Any) -> dict[int, str]:
+        self.asked += 1
+        return super().published(key, **options)
+
+
+def test_the_store_is_not_asked_at_once_for_a_rank_that_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gigl_loader.sampling.host_cache._LOOK_S", 0.02)
+    host = Host(2)
+    group = CountingGroup(host.store, 0, 2)
+    with closing(host.open(0, group=group)) as first:
+        with closing(host.open(1)) as second:
+            meet([first, second])
+        assert wait_until(lambda: num_peers(first) == 0, seconds=10)
+        before = group.asked
+        time.sleep(0.2)
+        assert group.asked == before > 0
+
+
+def test_a_part_that_cannot_be_opened_is_tried_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gigl_loader.sampling.host_cache._LOOK_S", 0.02)
+    caplog.set_level(logging.INFO)
+    host = Host(2)
+    host.ranks(1).group.publish("host-cache/0/loader", json.dumps({"pid": 0, "fd": 1, "token": ""}))
+    group = CountingGroup(host.store, 0, 2)
+    with closing(host.open(0, group=group)) as source:
+        allocate([source])
+        assert wait_until(lambda: group.asked > 5, seconds=10)
+    assert caplog.text.count("rows of local rank 1 are not shared: [Errno 2] No such file") == 1
+
+
+def test_a_part_of_another_version_is_not_read(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    host = Host(2)
+    with closing(host.open(0)) as first, closing(host.open(1)) as second:
+        allocate([first])
+        monkeypatch.setattr("gigl_loader.sampling.host_cache._FORMAT", "another")
+        allocate([second])
+        assert wait_until(
+            lambda: "that of another file by now, or of another version" in caplog.text, seconds=10
+        )
+        assert num_peers(second) == 0
+
+
+def test_a_rank_that_closes_lets_the_parts_of_others_go() -> None:
+    host = Host(2)
+    with closing(host.open(0)) as first, closing(host.open(1)) as second:
+        meet([first, second])
+        cache = second._pipeline.cache._host
+        assert cache is not None
+        assert len(cache.peers("node")) == 1
+        for _ in range(2):
+            cache.close()
+            cache.join()
+            assert cache.peers("node") == ()
+
+
+def test_ranks_that_have_met_need_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gigl_loader.sampling.host_cache._LOOK_S", 0.02)
+
+    class Leaving(RankGroup):
+        def published(self, key: str, **options: Any) -> dict[int, str]:
+            if 1 in super().published(key):
+                left.set()
+                raise ConnectionError("gone")
+            return {}
+
+    left, host = threading.Event(), Host(2)
+    with closing(host.open(0, group=Leaving(host.store, 0, 2))) as first, closing(host.open(1)) as second:
+        allocate([first, second])
+        assert left.wait(10)
+        assert wait_until(lambda: num_peers(second) == 1, seconds=10)
+        time.sleep(0.2)
+        assert num_peers(second) == 1
+
+
+def test_memory_of_another_user_is_not_read(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    host, owner = Host(2), os.geteuid()
+    monkeypatch.setattr("gigl_loader.sampling.host_cache.os.geteuid", lambda: owner + 1)
+    with closing(host.open(0)) as first, closing(host.open(1)) as second:
+        allocate([first, second])
+        told = "are not shared: no memory file of this user"
+        assert wait_until(lambda: caplog.text.count(told) == 2, seconds=10)
+        assert num_peers(first) == num_peers(second) == 0
+
+
+def test_a_rank_writes_nothing_but_marks_to_the_part_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And of two ranks, one is the first."""
+    opened: list[Any] = []
+
+    def record(*arguments: Any) -> PeerSlots:
+        opened.append(arguments)
+        return PeerSlots(*arguments)
+
+    monkeypatch.setattr("gigl_loader.sampling.host_cache.PeerSlots", record)
+    host = Host(3)
+    with ExitStack() as stack:
+        meet([stack.enter_context(closing(host.open(rank))) for rank in range(3)])
+        for table, heads, marks, clock, columns, _ in opened:
+            assert not any(each.flags.writeable for each in (table, heads, clock, *columns))
+            assert marks.flags.writeable
+        assert sorted(is_first for *_, is_first in opened) == [False] * 3 + [True] * 3
+        for _, _, marks, *_ in opened:  # Two ranks write to the same marks.
+            marks[0] = 5
+            assert sum(int(others[0]) == 5 for _, _, others, *_ in opened) == 2
+            marks[0] = 0
+        opened.clear()
 
 
 @pytest.mark.parametrize("seconds", [0.2, 0.3])
