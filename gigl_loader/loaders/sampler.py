@@ -349,12 +349,10 @@ class _Call:
         future = asyncio.wrap_future(self._future)
         try:
             await asyncio.wait([future], timeout=self._remaining_s() + _GRACE_S)
-            if future.done():
-                future.exception()  # Else asyncio logs an error that nobody has seen.
             return self._result()
         finally:
             self.leave("the call was given up")
-            future.cancel()
+            future.cancel()  # Of an error that has come, asyncio would else log that nobody has seen it.
 
     def serve(self, batches: SingleBatches) -> None:
         """Make the result, unless the call has ended. Raises nothing."""

@@ -139,6 +139,61 @@ def test_rows_that_another_rank_is_about_to_copy_stay_longer() -> None:
     assert copied([rank.seen()], [0, 2]) == [2]
 
 
+def test_every_row_of_a_full_cache_is_found() -> None:
+    """Also those whose place in the table is behind its end, and so at its begin."""
+    for num_slots in range(1, 200):
+        rank = Rank(num_slots)
+        rows = [*range(num_slots)]
+        rank.hold(rows)
+        assert copied([rank.seen()], rows) == rows
+
+
+def test_two_ranks_that_look_at_the_same_time_give_up_different_rows() -> None:
+    rows, ranks = list(range(64)), [Rank(64), Rank(64)]
+    for rank in ranks:
+        rank.index.release(rank.hold(rows)[0])
+        rank.index.release(rank.hold(rows[:32])[0])
+    one, other = ranks
+    before = PeerSlots(*(each.copy() for each in one.published), one.columns, True)
+    one.hold([*range(100, 108)], (other.seen(first=False),))
+    other.hold([*range(200, 208)], (before,))
+    kept = [{*copied([rank.seen()], rows)} for rank in ranks]
+    assert {*range(8)} <= kept[0] | kept[1]
+    assert kept[0] != kept[1]
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_row_that_any_other_rank_keeps_is_given_up(marked: bool) -> None:
+    """Though a third rank is about to copy it: it will find it there."""
+    rows, rank, others = list(range(64)), Rank(64), [Rank(64), Rank(64)]
+    for each in (rank, *others):
+        each.index.release(each.hold(rows)[0])
+    rank.index.release(rank.hold(rows[:32])[0])
+    if marked:
+        Rank(8).plan(rows[:8], (rank.seen(),))
+    rank.hold([*range(100, 108)], tuple(each.seen(first=each is others[0]) for each in others))
+    assert copied([rank.seen()], rows) == rows[8:]
+
+
+def test_a_row_that_is_pinned_stays_though_another_rank_keeps_it() -> None:
+    rank, other = Rank(16), Rank(16)
+    other.hold([*range(16)])
+    for rows in (range(8), range(8, 16)):
+        rank.index.release(rank.hold([*rows])[0])
+    rank.hold([*range(8)])
+    rank.hold([*range(100, 108)], (other.seen(),))
+    assert copied([rank.seen()], [*range(16), *range(100, 108)]) == [*range(8), *range(100, 108)]
+
+
+def test_the_clock_may_pass_the_range_of_marks() -> None:
+    for now in (2**31 - 1, 2**31 + 5, 2**32 - 2):
+        rank = Rank(2)
+        rank.hold([0])
+        rank.published[3][0] = now
+        Rank(2).plan([0], (rank.seen(),))
+        assert rank.published[2].tolist() == [(now + 4) % 2**32, 0]
+
+
 def test_the_clock_counts_batches() -> None:
     rank = Rank(8)
     before = int(rank.published[3][0])
