@@ -296,7 +296,9 @@ class RingEngine final : public ReadEngine {
 
   // Submits nothing and waits for it: a filter of system calls may allow a ring, but not its use.
   void ProbeEnter() {
-    Push({.operation = kNothing});
+    Submission nothing{};
+    nothing.operation = kNothing;
+    Push(nothing);
     Enter(1);
     Completion completion;
     if (!Reap(&completion) || completion.result != 0) {
