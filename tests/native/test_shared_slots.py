@@ -154,7 +154,8 @@ def test_two_ranks_that_look_at_the_same_time_give_up_different_rows() -> None:
         rank.index.release(rank.hold(rows)[0])
         rank.index.release(rank.hold(rows[:32])[0])
     one, other = ranks
-    before = PeerSlots(*(each.copy() for each in one.published), one.columns, True)
+    table, heads, marks, clock = one.published
+    before = PeerSlots(table.copy(), heads.copy(), marks.copy(), clock.copy(), one.columns, first=True)
     one.hold([*range(100, 108)], (other.seen(first=False),))
     other.hold([*range(200, 208)], (before,))
     kept = [{*copied([rank.seen()], rows)} for rank in ranks]

@@ -7,12 +7,15 @@ import gc
 import os
 import signal
 import threading
+import time
 from contextvars import ContextVar
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from gigl_loader import DistDataset
+from gigl_loader.loaders.sampler import _Call
 from tests.support.pyg_graphs import graph_of, homogeneous
 from tests.support.thread_ranks import run_ranks
 
@@ -119,3 +122,69 @@ def test_a_forked_child_leaves_the_threads_of_its_parent_alone(leave: Callable[[
         holder.join(WAIT_S)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         sampler.sample([1])
+
+
+class Batches:
+    """Notes whether a source was opened."""
+
+    is_open = False
+
+    def open(self) -> None:
+        self.is_open = True
+
+    def receive(self, request: Any, timeout_s: float) -> Any:
+        return request
+
+    def interrupt(self) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize("gives_up", [True, False])
+def test_a_call_that_is_late_opens_no_source(gives_up: bool) -> None:
+    def request() -> Any:
+        if gives_up:
+            call.leave("given up")
+        else:
+            time.sleep(0.05)
+
+    batches: Any = Batches()
+    call = _Call(request, lambda frame: frame, timeout_s=WAIT_S if gives_up else 0.02)
+    call.serve(batches)
+    assert not batches.is_open
+    text = (
+        "given up" if gives_up else "no batch within 0.02 s: the call waits for the positions of its seeds$"
+    )
+    with pytest.raises(RuntimeError if gives_up else TimeoutError, match=text):
+        call.wait()
+
+
+def test_a_close_waits_until_sources_are_closed() -> None:
+    sampler = DATASET.sampler(FANOUTS)
+    sampler.sample([1])
+    [batches] = sampler._turns._sources
+    close, closed = batches.close, []
+
+    def slowly() -> None:
+        time.sleep(0.1)
+        close()
+        closed.append(True)
+
+    batches.close = slowly  # type: ignore[method-assign]
+    sampler.close()
+    assert closed
+
+
+def test_a_call_beside_a_close_fails_at_once() -> None:
+    sampler = DATASET.sampler(FANOUTS)
+    sampler._turns.close(wait_s=WAIT_S)  # The call had seen an open sampler.
+    with pytest.raises(RuntimeError, match="was closed"):
+        sampler.sample([1], timeout=1.0)
+
+
+def test_seconds_add_up() -> None:
+    with DATASET.sampler(FANOUTS) as sampler:
+        seconds = [0.0]
+        for _ in range(5):
+            sampler.sample([1])
+            seconds.append(sampler.stats()["seconds"])
+        assert all(before < after for before, after in pairwise(seconds))
