@@ -242,6 +242,7 @@ class Dispatcher:
                 self._let_first_pass(sent)
                 self._settle_arrival(sent, arrival, _NO_SCRATCH)
             else:
+                sent.waits = not sent.arrived
                 self.threads.put(Response(sent, arrival))
 
     def _replied(self, sent: InFlightRequest) -> None:

@@ -43,12 +43,23 @@ class InFlightRequest:
     """Of its call, and of the fetch of its frame."""
     replied: bool = False
     """The call has ended. Its frame may still be fetched."""
+    waits: bool = False
+    """Its frame is ready, and waits for a thread of this process that fetches it."""
+    arrived: bool = False
+    """Its frame is here, whole or without rows, which owners send."""
     checks_failed: int = 0
     """Checks for which its server had no such request."""
     checks_silent: int = 0
     """Checks that timed out."""
     span: OpenSpan | None = None
     """Of the batch, where the program traces."""
+
+    @property
+    def heard_at(self) -> float:
+        """When it was sent, or a part of its frame came last (monotonic). Infinity once the frame is here."""
+        if self.arrived:
+            return math.inf
+        return time.monotonic() if self.waits else max(self.since, self.cancellation.heard_at)
 
     def send(self, message: bytes, read: Callable[[ReplyStream], Result], timeout_s: float) -> Result:
         """Send the request, and return ``read(reply)``. Raises what ``Connection.sample`` does."""

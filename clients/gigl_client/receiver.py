@@ -144,6 +144,7 @@ class Receiver:
             arrival.frame = np.empty(nbytes, np.uint8) if incomplete else self._buffers.lend(nbytes)
             reply.read(arrival.frame)
         reply.finish()
+        sent.arrived = arrival.frame is not None
         return arrival
 
     def is_prompt(self, sent: InFlightRequest, arrival: Arrival) -> bool:
@@ -163,6 +164,7 @@ class Receiver:
         ring, slot = sent.opened.ring, sent.slot
         result = reply.WhichOneof("outcome")
         if result == "in_slot" and ring is not None and slot is not None:
+            sent.arrived = True
             return self._in_slot(sent, ring, slot, reply.nbytes)
         sent.give_slot()
         if arrival.error is not None:
@@ -199,6 +201,8 @@ class Receiver:
                 f"{sent.channel}: a frame of {nbytes} bytes; at most {MAX_REPLY_BYTES} are read"
             )
         memory = self._memory(sent, nbytes, scratch)
+        sent.cancellation.hear()  # The server is to send it from now on.
+        sent.waits = False
         try:
             with sent.step("gigl.fetch"):
                 fetch_frame(
@@ -219,6 +223,7 @@ class Receiver:
         return scratch.lend(nbytes) if self._completes(sent) else self._buffers.lend(nbytes)
 
     def _arrived(self, sent: InFlightRequest, memory: Bytes) -> Frame:
+        sent.arrived = True
         with self._lock:
             self.wire_bytes += len(memory)
         return self._completed(sent, memory) if self._completes(sent) else self._parsed(sent, memory)

@@ -126,7 +126,7 @@ void DataCall::Send(const std::vector<std::span<const std::byte>>& pieces, uint8
   if (!connection_) throw std::logic_error("the call has its reply");
   ReplyHead head = NewHead(pieces, status, membership, closes);
   try {
-    SendPieces(head, pieces, crc, patience);
+    SendPieces(head, pieces, crc, patience.ForPayload(head.payload_bytes));
   } catch (...) {
     // A part of it may have gone: whatever came next would be read as the rest.
     connections_->Drop(Release(), "");

@@ -108,6 +108,7 @@ ReplyHead DataClient::Call(std::string_view header, std::span<const std::byte> b
   }
   begin_ = kHeadBytes;
   left_ = reply->payload_bytes;
+  patience_ = patience_.ForPayload(left_);
   crc_ = 0;
   closes_ = !sent || (reply->flags & kReplyCloses) != 0;
   return *reply;

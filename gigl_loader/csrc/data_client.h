@@ -25,8 +25,9 @@ class DataClient {
   // Resolves the name anew, and tries its addresses one after the other. Throws StreamError.
   void Connect(double timeout_s);
 
-  // Sends a request and returns the head of its reply. The whole call has `timeout_s`. Throws StreamError, and
-  // StreamClosed where the server closed the connection before its reply.
+  // Sends a request and returns the head of its reply. The whole call has `timeout_s`, and the time that a payload
+  // takes at kLeastBytesPerSecond; no byte for `timeout_s` ends it, too. Throws StreamError, and StreamClosed where the
+  // server closed the connection before its reply.
   // `flags` say what the body is (kSample).
   ReplyHead Call(std::string_view header, std::span<const std::byte> body, double timeout_s, uint16_t flags = 0);
 

@@ -45,6 +45,11 @@ Patience Patience::Of(double total_s, double stall_s) {
   return {Clock::now() + duration(total_s), duration(stall_s)};
 }
 
+Patience Patience::ForPayload(uint64_t nbytes) const {
+  constexpr uint64_t kMost = 1'000'000;
+  return {deadline + std::chrono::seconds(std::min(nbytes / kLeastBytesPerSecond, kMost)), stall};
+}
+
 DataStream::DataStream(Descriptor socket, std::shared_ptr<const TlsContext> tls, const std::string& host)
     : socket_(std::move(socket)) {
   const int on = 1;

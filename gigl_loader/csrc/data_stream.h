@@ -43,7 +43,13 @@ struct Patience {
   Clock::duration stall;
 
   static Patience Of(double total_s, double stall_s);
+
+  // With more time for a payload, which a slow network may share with many others.
+  Patience ForPayload(uint64_t nbytes) const;
 };
+
+// Of a payload, at least: a connection that carries fewer bytes for long counts as broken.
+inline constexpr uint64_t kLeastBytesPerSecond = 256 << 10;
 
 // One thread uses a stream at a time; any thread may cancel it.
 class DataStream {

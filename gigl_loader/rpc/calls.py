@@ -40,6 +40,8 @@ class Cancellation:
     """Ends a call wherever it waits: while it connects, sends or receives, and between two attempts."""
 
     def __init__(self) -> None:
+        self.heard_at = -math.inf
+        """When a part of the reply came last (monotonic), as ``hear`` was told."""
         self._lock = threading.Lock()
         self._event = threading.Event()
         self._end: Callable[[], object] | None = None
@@ -54,6 +56,10 @@ class Cancellation:
             self._event.set()
             if self._end is not None:
                 self._end()
+
+    def hear(self) -> None:
+        """Record that a part of the reply has come: its server is slow at most, and not stalled."""
+        self.heard_at = time.monotonic()
 
     def then(self, end: Callable[[], object] | None) -> None:
         """Set the function that ``cancel`` calls. ``end`` must not block.
@@ -186,7 +192,7 @@ class Hedging:
         return None if percentile is None else max(percentile, _MIN_S)
 
     def stalled_s(self, kind: Hashable) -> float:
-        """Return after how long a server counts as stalled: another is then tried, whatever the budget."""
+        """Return after what silence a server counts as stalled: another is tried then, budget or not."""
         return max(_STALLED_TIMES * (self.delay_s(kind) or 0.0), _STALLED_S)
 
     def take(self) -> bool:
@@ -205,6 +211,10 @@ class CallAttempt(Protocol):
     def since(self) -> float:
         """When it was sent (monotonic)."""
 
+    @property
+    def heard_at(self) -> float:
+        """When it was sent, or a part of its reply came last. Infinity: its server owes nothing more."""
+
 
 Attempt = TypeVar("Attempt", bound=CallAttempt)
 
@@ -217,8 +227,10 @@ class Call(Generic[Attempt]):
 
     Without an attempt under way, the next one is due at once, or after a pause that grows with each failure.
     Beside the newest attempt, another one is due when it is later than 95 % of the calls of its kind (a
-    hedge, within the budget), and when its server counts as stalled, whatever the budget. The first attempt
-    that succeeds wins; ``won`` returns the other attempts, which the user of the call cancels.
+    hedge, within the budget), and when its server counts as stalled, whatever the budget: when nothing was
+    heard of it for long. A server whose reply comes slowly does not: a network that is full would carry a
+    second reply more slowly still. The first attempt that succeeds wins; ``won`` returns the other attempts,
+    which the user of the call cancels.
     """
 
     def __init__(
@@ -246,13 +258,15 @@ class Call(Generic[Attempt]):
         """Return when the next attempt is due (monotonic). Infinity while as many as may be are under way."""
         if not self.attempts:
             return self.not_before
-        if len(self.attempts) >= self._most:
+        if len(self.attempts) >= self._most or self.attempts[-1].heard_at == math.inf:
             return math.inf
-        return self.attempts[-1].since + self._delay_s()
+        hedged = len(self.attempts) == 1 and not self._refused
+        delay_s = self._hedging.delay_s(self._kind) if hedged else None
+        return self.stalled_at() if delay_s is None else self.attempts[-1].since + delay_s
 
     def stalled_at(self) -> float:
         """Return when the server of the newest attempt counts as stalled (monotonic)."""
-        return self.attempts[-1].since + self._hedging.stalled_s(self._kind)
+        return self.attempts[-1].heard_at + self._hedging.stalled_s(self._kind)
 
     def may_start(self, now: float) -> bool:
         """Return whether to start an attempt now. Takes a hedge from the budget where it is one."""
@@ -288,7 +302,3 @@ class Call(Generic[Attempt]):
             self._backoff = self._backoff or Backoff()
             pause_ends, last = now + self._backoff.next_s(), self._deadline - self._reserve_s
             self.not_before = last if now < last < pause_ends else pause_ends
-
-    def _delay_s(self) -> float:
-        delay = self._hedging.delay_s(self._kind) if len(self.attempts) == 1 and not self._refused else None
-        return self._hedging.stalled_s(self._kind) if delay is None else delay

@@ -363,7 +363,10 @@ class Connection:
                 connection = self._pool.take()
                 try:
                     with cancellation.ends_by(connection.cancel):
-                        return self._ask(connection, request, read, deadline, asks_batch)
+                        heard = cancellation.hear
+                        return self._ask(
+                            connection, request, read, deadline, asks_batch=asks_batch, heard=heard
+                        )
                 except StreamClosed:
                     # The service closed an idle connection, or was restarted: a request may be sent twice.
                     if connection.is_new or connection.client.left:
@@ -393,9 +396,14 @@ class Connection:
         request: bytes,
         read: Callable[[ReplyStream], Result],
         deadline: float,
+        *,
         asks_batch: bool,
+        heard: Callable[[], None],
     ) -> Result:
-        """Connect a new connection, and make the call until ``deadline`` (monotonic)."""
+        """Connect a new connection, and make the call until ``deadline`` (monotonic).
+
+        ``heard`` is called when a part of the reply has come.
+        """
         began = time.monotonic()
         client = connection.client
         if connection.is_new:
@@ -410,7 +418,8 @@ class Connection:
         if membership not in (0, self._heard) and self.on_membership is not None:
             self._heard = membership
             self.on_membership(membership)
-        reply = ReplyStream(client, nbytes, connection.scratch)
+        heard()
+        reply = ReplyStream(client, nbytes, connection.scratch, heard)
         if refused:
             raise self._refused(reply)
         try:

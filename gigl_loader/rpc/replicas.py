@@ -48,6 +48,11 @@ class _Attempt:
     result: Any = None
     error: Exception | None = None
 
+    @property
+    def heard_at(self) -> float:
+        """When it was started, or a part of its reply came last (monotonic)."""
+        return max(self.since, self.cancellation.heard_at)
+
 
 class ReplicaCall(Generic[Result]):
     """One call, driven by the thread of its caller. The first attempt that succeeds wins."""
@@ -81,16 +86,22 @@ class ReplicaCall(Generic[Result]):
 
     def run(self) -> Result:
         """Return the first result. Raises as ``ReplicaConnection.call``."""
-        while (now := time.monotonic()) < self._deadline:
+        while (now := time.monotonic()) < (deadline := self._until()):
             check_stop()
             self._connection.check_open()
             due_at = max(self._call.due_at(), self._look_at)
-            ended = self._next(min(due_at, self._deadline)) if now < due_at else self._start(now)
+            ended = self._next(min(due_at, deadline)) if now < due_at else self._start(now)
             if ended is not None and self._succeeded(ended):
                 result: Result = ended.result
                 return result
         self._connection.check_open()
         raise self._unavailable()
+
+    def _until(self) -> float:
+        """Return when the call ends in vain (monotonic). A reply that is coming is waited for."""
+        stalled_s = self._replicas.hedging.stalled_s(self._kind)
+        coming = (each.cancellation.heard_at + stalled_s for each in self._call.attempts)
+        return max((self._deadline, *coming))
 
     def wake(self) -> None:
         """Have ``run`` look whether its connection was closed."""
@@ -126,7 +137,7 @@ class ReplicaCall(Generic[Result]):
             self._connection.count(hedged=1)
             if now >= call.stalled_at():
                 self._count_as_stalled(now)
-        seconds = max(min(self._replicas.attempt_s, self._deadline - now), 0.001)
+        seconds = max(min(self._replicas.attempt_s, self._deadline - now), 0.001)  # Without its payload.
         attempt = _Attempt(self._queue.popleft(), seconds)
         alone = not call.attempts and len(self._replicas.holders.holding(self._connection.partition)) == 1
         call.started(attempt)

@@ -13,7 +13,7 @@ from gigl_loader.rpc.graph_requests import encode_frame_request
 from gigl_loader.rpc.graph_store_pb2 import SampleReply
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from gigl_loader.arrays import Bytes
     from gigl_loader.rpc.calls import Cancellation
@@ -47,12 +47,20 @@ class Scratch:
         return self._memory[:nbytes]
 
 
+_HEARD_BYTES = 256 << 10
+"""Of a reply, after which its server was heard of: fewer in a second are as good as silence."""
+
+
 class ReplyStream:
     """One reply. Read all of its bytes once, in order, then call ``finish``."""
 
-    def __init__(self, source: ReplySource, nbytes: int, scratch: Scratch) -> None:
+    def __init__(
+        self, source: ReplySource, nbytes: int, scratch: Scratch, heard: Callable[[], None] = lambda: None
+    ) -> None:
+        """``heard`` is called for each part that has come."""
         self._source = source
         self._scratch = scratch
+        self._heard = heard
         self.nbytes = nbytes
         """Size of the payload, as the service said. Check it before memory is taken for it."""
         self.received = 0
@@ -62,8 +70,11 @@ class ReplyStream:
         """Fill ``out``, uint8 [N], with the next bytes. ``FormatError`` where the reply is shorter."""
         if self.received + len(out) > self.nbytes:
             raise FormatError(f"reply: it ends after {self.nbytes} bytes")
-        self._source.read(out)
-        self.received += len(out)
+        for at in range(0, len(out), _HEARD_BYTES):
+            part = out[at : at + _HEARD_BYTES]
+            self._source.read(part)
+            self._heard()
+            self.received += len(part)
 
     def pieces(self, sizes: Sequence[int]) -> Iterator[Bytes]:
         """Yield the next bytes in pieces of these sizes, uint8 [size], each valid until the next one."""

@@ -23,6 +23,7 @@ from gigl_loader.native import (
     crc32c,
 )
 from tests.support.leftovers import wait_until
+from tests.support.proxy import Proxy
 from tests.support.raw_data import Liar, connected_socket, header_of, read_all, reply_bytes, request_bytes
 
 if TYPE_CHECKING:
@@ -288,6 +289,39 @@ def test_what_does_not_answer_or_exist_is_told() -> None:
         DataClient("127.0.0.1", 1).connect(SOON_S)
     with pytest.raises(StreamError, match=r"the name nowhere\.invalid is not known"):
         DataClient("nowhere.invalid", 1).connect(SOON_S)
+
+
+def test_a_reply_that_a_slow_network_carries_has_the_time_of_its_bytes() -> None:
+    """On both sides: a fixed time would end every large reply, and every repetition of it."""
+    sent = np.arange(1 << 20, dtype=np.uint8)
+    with echoing(lambda call, _: call.reply([sent], 0.2, 0.2)) as echo, Proxy(echo.address) as network:
+        network.bytes_per_second = 1 << 20
+        client = DataClient(*network.address)
+        client.connect(SOON_S)
+        began = time.monotonic()
+        assert client.call(HEADER, b"", 0.2)[1] == len(sent)
+        received = np.empty_like(sent)
+        client.read(received)
+        assert client.finish()
+        assert time.monotonic() - began > 0.5, "the network was not slow"
+    assert (received == sent).all()
+
+
+def test_a_reply_that_trickles_ends_when_the_time_of_its_bytes_is_over() -> None:
+
+    def receive(client: DataClient) -> None:
+        client.call(HEADER, b"", 0.8)
+        client.read(np.empty(1 << 18, np.uint8))
+
+    def respond(call: DataCall, _: bytes) -> None:
+        call.reply([np.zeros(1 << 18, np.uint8)], 60.0, 60.0)
+
+    with echoing(respond) as echo, Proxy(echo.address) as network:
+        network.bytes_per_second = 1 << 17
+        client = DataClient(*network.address)
+        client.connect(SOON_S)
+        with pytest.raises(StreamTimedOut, match="the deadline passed"):
+            receive(client)
 
 
 def test_a_reader_that_stops_ends_its_call_only() -> None:

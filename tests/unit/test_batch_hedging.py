@@ -14,6 +14,7 @@ from gigl_client.channels import Channel
 from gigl_client.receiver import FETCHERS
 from gigl_loader.rpc.reply_stream import fetch_frame
 from gigl_loader.rpc.store_client import StoreClient
+from gigl_loader.sampling.frame_writer import Completion
 from gigl_server.sampling.frame_maker import FrameMaker
 from gigl_server.sampling.scheduler import Scheduler
 from tests.support.leftovers import wait_until
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gigl_client.source import RemoteSource
+    from gigl_loader.rpc.calls import Cancellation
     from gigl_loader.rpc.connection import Connection
 
 SOON_S = 20.0
@@ -48,8 +50,8 @@ def expected() -> list[bytes]:
     return sampled_frames(0)
 
 
-def opened(two: SmallCluster, transport: str = "network") -> RemoteSource:
-    source = two.open(transport=transport, rows="through", prefetch=4)
+def opened(two: SmallCluster, transport: str = "network", rows: str = "through") -> RemoteSource:
+    source = two.open(transport=transport, rows=rows, prefetch=4)
     source.wait_until_up(SOON_S)
     return source
 
@@ -104,6 +106,45 @@ def test_a_server_whose_frames_are_late_delays_no_other_and_is_used_again(
             return all(now > was for now, was in zip(used(source), before, strict=True))
 
         assert wait_until(both_are_used, seconds=SOON_S)
+
+
+def test_a_frame_that_comes_slowly_is_not_requested_from_another_server(
+    two: SmallCluster, expected: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the network is the bottleneck, second frames would make it worse."""
+
+    def slowly(connection: Connection, *arguments: Any, cancellation: Cancellation, **options: Any) -> None:
+        for _ in range(6):
+            assert not cancellation.wait(0.1)
+            cancellation.hear()
+        fetch_frame(connection, *arguments, cancellation=cancellation, **options)
+
+    monkeypatch.setattr("gigl_client.receiver.fetch_frame", slowly)
+    with closing(opened(two)) as source:
+        source.start_epoch(0)
+        assert drain(source) == expected
+        assert not source.stats()["hedged"]
+
+
+def test_a_batch_that_lacks_rows_alone_is_not_requested_from_another_server(
+    two: SmallCluster, expected: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows come from their owners, whichever server has sampled it."""
+    write, lacking = Completion.write, threading.Event()
+
+    def late(*arguments: Any) -> None:
+        if not lacking.is_set():
+            lacking.set()
+            time.sleep(1.0)
+        write(*arguments)
+
+    monkeypatch.setattr(Completion, "write", late)
+    monkeypatch.setattr("gigl_client.channels.ChannelConfig.may_defer", lambda *_, **__: True)
+    with closing(opened(two, rows="direct")) as source:
+        source.start_epoch(0)
+        assert drain(source) == expected
+        assert lacking.is_set()
+        assert not source.stats()["hedged"]
 
 
 class SlowServer:

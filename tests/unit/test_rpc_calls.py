@@ -56,6 +56,10 @@ def test_the_budget_is_five_percent_of_the_requests() -> None:
 @dataclass(eq=False)
 class Sent:
     since: float
+    heard_at: float = -math.inf
+
+    def __post_init__(self) -> None:
+        self.heard_at = max(self.heard_at, self.since)
 
 
 def _known(seconds: float) -> Hedging:
@@ -86,6 +90,34 @@ def test_a_new_call_is_due_at_once_and_a_second_attempt_when_its_server_stalls()
     _started(call, 101.0)
     assert call.due_at() == math.inf, "as many as may be are under way"
     assert not call.may_start(200.0)
+
+
+def test_a_server_whose_reply_comes_slowly_is_not_stalled() -> None:
+    call = _call()
+    sent = _started(call, 100.0)
+    for heard in (100.9, 101.8, 102.7):
+        sent.heard_at = heard
+        assert (call.due_at(), call.stalled_at()) == (heard + 1, heard + 1)
+        assert not call.may_start(heard + 0.9)
+    assert call.may_start(103.7), "nothing was heard for a second"
+
+
+def test_a_slow_reply_is_hedged_only_within_the_budget() -> None:
+    hedging = _known(0.1)
+    call = _call(hedging)
+    _started(call, 100.0).heard_at = 105.0
+    assert call.due_at() == 100.1
+    while hedging.take():
+        pass
+    assert not call.may_start(105.0)
+    assert call.due_at() == 106.0
+
+
+def test_a_server_that_owes_nothing_more_is_not_late() -> None:
+    call = _call(_known(0.1))
+    _started(call, 100.0).heard_at = math.inf
+    assert call.due_at() == math.inf
+    assert not call.may_start(1e9)
 
 
 def test_a_late_attempt_is_hedged_within_the_budget() -> None:

@@ -79,6 +79,16 @@ def document(**arrays: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     return np.frombuffer(layout.header + body, np.uint8)
 
 
+def test_a_server_is_heard_of_while_its_reply_comes() -> None:
+    """One that sends an array of any size is slow at most."""
+    data, heard = np.arange(3 << 18, dtype=np.uint8), []
+    reply = ReplyStream(Source(data.tobytes()), len(data), Scratch(), lambda: heard.append(reply.received))
+    out = np.empty_like(data)
+    reply.read(out)
+    assert (out == data).all()
+    assert heard == [0, 1 << 18, 2 << 18]
+
+
 def test_neighbours_are_read_as_they_were_written() -> None:
     found = read_neighbors(*assembled(*neighbors_document(DRAWN)), ask(), SCHEMA)
     for name in ("counts", "positions", "edge_ids", "slots"):
