@@ -70,8 +70,9 @@ def kind(request: pytest.FixtureRequest) -> Iterator[Kind]:
 @pytest.fixture
 def no_leftovers(kind: Kind) -> Iterator[None]:
     """Fail the test if a process, file descriptor or shared memory outlives it."""
+    small_graph()  # Once, for all tests, whichever of them is the first.
     if isinstance(kind, SourceKind) and kind.windowed:
-        small_graph_on_disk()  # Once, for all tests.
+        small_graph_on_disk()
     settle = kind.small.settle if isinstance(kind, RemoteKind) and kind.small is not None else lambda: None
     settle()
     before = Leftovers.now()
