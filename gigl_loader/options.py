@@ -34,12 +34,15 @@ def byte_count(name: str, value: Any, *, minimum: int = 1) -> int:
 
     Units are K, M, G and T, with or without ``B`` or ``iB``: all are powers of 1024, as in GLT.
     """
-    if not isinstance(value, str):
-        return whole_number(name, value, minimum=minimum)
-    match = _SIZE.fullmatch(value)
-    size = int(float(match[1]) * 2 ** _UNITS[match[2].upper()]) if match else 0
-    if match is None or size < minimum:
-        raise ValueError(f'{name} must be a size such as "4GB" or a number of bytes, got {value!r}')
+    if isinstance(value, str):
+        match = _SIZE.fullmatch(value)
+        size = int(float(match[1]) * 2 ** _UNITS[match[2].upper()]) if match else 0
+        if match is None or size < minimum:
+            raise ValueError(f'{name} must be a size such as "4GB" or a number of bytes, got {value!r}')
+    else:
+        size = whole_number(name, value, minimum=minimum)
+    if size >= 1 << 63:
+        raise ValueError(f"{name} must be less than 2**63 bytes, got {value!r}")
     return size
 
 

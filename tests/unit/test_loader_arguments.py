@@ -349,6 +349,13 @@ def test_sizes_are_read_with_units(text: str | int, size: int) -> None:
     assert byte_count("channel_size", text) == size
 
 
+@pytest.mark.parametrize("size", [1 << 63, "8388608TB"])
+def test_sizes_beyond_any_memory_are_refused(size: str | int) -> None:
+    assert byte_count("channel_size", (1 << 63) - 1) == (1 << 63) - 1
+    with pytest.raises(ValueError, match=r"channel_size must be less than 2\*\*63 bytes, got .*8"):
+        byte_count("channel_size", size)
+
+
 def test_a_cpu_has_one_name() -> None:
     assert target_device("cpu:0", None, local_rank=0) == torch.device("cpu")
     assert target_device(None, "cpu", local_rank=0) == torch.device("cpu")

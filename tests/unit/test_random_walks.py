@@ -187,7 +187,8 @@ def test_examples_of_heterogeneous_graphs_need_a_metapath_that_fits() -> None:
     ("options", "message"),
     [
         ({"walk_length": 0}, "walk_length must be at least 1"),
-        ({"walk_length": 254}, r"walk_length must lie in \[1, 253\]"),
+        ({"walk_length": 254}, r"walk_length must lie in \[1, 253\], got 254"),
+        ({"walk_length": 2**40}, r"walk_length must lie in \[1, 253\], got 1099511627776"),
         ({"walk_length": 2, "walks_per_seed": 0}, "walks_per_seed must be at least 1"),
         ({"walk_length": 2, "p": 0.0}, "p must lie in"),
         ({"walk_length": 2, "q": float("nan")}, "q must lie in"),

@@ -282,6 +282,8 @@ class RandomWalkSamplerOptions:
         if arguments.subgraph_type != "directional":
             raise ValueError("subgraph_type has no meaning for random walks: leave it out")
         length = whole_number("walk_length", self.walk_length, minimum=1)
+        if length > MAX_STEPS:
+            raise ValueError(f"walk_length must lie in [1, {MAX_STEPS}], got {length}")
         if isinstance(self.metapath, Mapping):
             unknown = [each for each in self.metapath if each not in seed_types]
             if unknown or not self.metapath:
@@ -316,7 +318,7 @@ def _path(
     metapath = _metapath(schema, given)
     if length < len(metapath):
         raise ValueError(f"walk_length {length} is less than the {len(metapath)} steps of the metapath")
-    steps = tuple(metapath[step % len(metapath)] for step in range(min(length, MAX_STEPS + 1)))
+    steps = tuple(metapath[step % len(metapath)] for step in range(length))
     return WalkPath(seed_type, steps, len(metapath))
 
 
