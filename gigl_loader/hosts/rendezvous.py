@@ -144,8 +144,17 @@ def _failure(error: BaseException) -> str:
 
 
 def _kind(error: BaseException) -> str:
-    """Return the class that other ranks raise: the nearest base class that they know by name."""
-    return next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _KINDS), "")
+    """Return what other ranks raise: the nearest base classes that they know by name, joined by ``+``."""
+    nearest: list[type] = []
+    for kind in type(error).__mro__:
+        if kind.__name__ in _KINDS and not any(issubclass(each, kind) for each in nearest):
+            nearest.append(kind)
+    return "+".join(each.__name__ for each in nearest)
+
+
+def _class_of(kind: str) -> type[Exception]:
+    known = tuple(_KINDS[name] for name in kind.split("+") if name in _KINDS)
+    return type(kind, known, {}) if len(known) > 1 else (*known, GiglError)[0]
 
 
 def _value(rank: int, text: str) -> Any:
@@ -153,7 +162,7 @@ def _value(rank: int, text: str) -> Any:
     if "failure" not in told:
         return told["value"]
     kind, message = told["failure"]
-    raise _KINDS.get(kind, GiglError)(f"rank {rank}: {message}")
+    raise _class_of(kind)(f"rank {rank}: {message}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ import torch
 from torch_geometric.data import Data
 
 from gigl_loader import DistDataset, DistNeighborLoader
+from gigl_loader.errors import FormatError
 from tests.support.clusters import check_same
 from tests.support.pyg_graphs import heterogeneous, homogeneous
 from tests.support.thread_ranks import run_ranks
@@ -74,8 +75,10 @@ def test_a_failure_of_the_rank_that_builds_reaches_all() -> None:
     data.n_id = torch.arange(3)
     own, *others = run_ranks(3, lambda group: DistDataset.from_pyg(data, timeout=20))
     assert isinstance(own, ValueError)
+    assert isinstance(own, FormatError)
     for error in others:
         assert isinstance(error, ValueError)
+        assert isinstance(error, FormatError)
         assert str(error) == f"rank 0: {own}"
 
 
