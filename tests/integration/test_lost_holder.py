@@ -19,6 +19,7 @@ from gigl_server.config import ServeOptions
 from gigl_server.server import build_storage_server
 from tests.support.clusters import READY_S
 from tests.support.leftovers import wait_until
+from tests.support.ports import free_port
 from tests.support.store_graph import write_graph
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ def test_readiness_goes_and_comes_back_with_the_last_holder(graph: Path, returns
     with ExitStack() as stack:
         first = start(stack, graph, 0)
         peers = (first.endpoint.control_address,)
-        second = start(stack, graph, 1, peers=peers)
+        where = f"127.0.0.1:{free_port(count=2)}"  # Free still when it is started again.
+        second = start(stack, graph, 1, listen=where, peers=peers)
         for server in (first, second):
             server.wait_ready(READY_S)
         lost = second.endpoint
