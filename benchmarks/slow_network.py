@@ -11,6 +11,8 @@ both take turns. Figures are medians over rounds.
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -33,6 +35,8 @@ def main() -> None:
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not options.inside:
+        if os.geteuid() != 0 or not all(map(shutil.which, ("unshare", "ip", "tc"))):
+            parser.error("needs root, and the programs unshare, ip and tc (packages util-linux and iproute2)")
         command = ["unshare", "--net", sys.executable, *sys.argv, "--inside"]
         sys.exit(subprocess.run(command, check=False).returncode)
     with harness.folder(options.data) as data:
