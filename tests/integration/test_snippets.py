@@ -31,7 +31,6 @@ from tests.support.ports import free_port
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))]
 NOT_RUN = {
-    ("docs/loader.md", "a signature"),
     ("docs/deploy.md", "it needs machines"),
 }
 """Page and reason of every snippet that is marked ``<!-- not run: reason -->``. Keep it short."""
@@ -150,8 +149,8 @@ def names(
 
 def _prepare(page: str, names: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     if page == "docs/extend.md":
-        classes = [each.code for each in snippets(page) if "def sample(" in each.code]
-        Path("my_samplers.py").write_text("\n\n".join(classes))
+        functions = [each.code for each in snippets(page) if "(graph, batch, " in each.code]
+        Path("my_samplers.py").write_text("\n\n".join(functions))
         monkeypatch.syspath_prepend(str(Path.cwd()))
     if page == "docs/tables.md":
         _build_from_tables(page)
