@@ -57,9 +57,9 @@ class GiglDataModule(LightningDataModule):
     ``teardown`` and after an exception. Under several ranks each gets its share of the input.
 
     **Checkpoints** hold the state of the loader for training, at any place of an epoch and whatever saves
-    them. ``fit(ckpt_path=...)`` goes on with the very next batch, with any number of workers; epoch n of the
-    training is epoch n of the loader. A loader of other inputs or options, or for another number of ranks, is
-    refused with the difference. Epoch n of the training is validated by epoch n of the loader for validation.
+    them. ``fit(ckpt_path=...)`` goes on with the very next batch, with any number of workers and ranks; epoch
+    n of the training is epoch n of the loader. A loader of other inputs or options is refused with the
+    difference. Epoch n of the training is validated by epoch n of the loader for validation.
 
     A loader's ``device`` is that of the trainer, its ``name`` that of its stage, unless they are given.
     """
