@@ -1,8 +1,8 @@
 """One case of a comparison with another library: a loader and its work, measured in a process of its own.
 
-Shared by ``pyg_peer.py`` and ``glt_links.py``. The process runs in the environment of its side and imports
-nothing of the other. As a script, this file measures gigl_loader's side: the only argument is a :class:`Case`
-as JSON, the result is one line of JSON.
+Shared by ``pyg_peer.py``, ``glt_links.py`` and ``graphbolt_peer.py``. The process runs in the environment of
+its side and imports nothing of the other. As a script, this file measures gigl_loader's side: the only
+argument is a :class:`Case` as JSON, the result is one line of JSON.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Case:
     """A loader and its work."""
 
     side: str
-    """``gigl_loader``, ``PyG`` or ``GLT``."""
+    """``gigl_loader``, ``PyG``, ``GLT`` or ``GraphBolt``."""
     task: str
     """``node`` or ``link``: batches around nodes, or around links and as many random pairs."""
     data: str
@@ -51,11 +51,11 @@ class Case:
     filter_per_worker: bool | None = None
     """PyG: whether workers gather the rows, or the trainer does."""
     threads: int | None = None
-    """PyG, GLT: torch's threads in the trainer, by default its own choice. Workers of PyG have one."""
+    """The peers: torch's threads in the trainer, by default its own choice. PyG's workers have one."""
     backend: str = "auto"
     """PyG: ``auto`` takes pyg-lib where it is installed, else torch-sparse."""
     sampler_only: bool = False
-    """PyG: draw neighbourhoods in this process, gather no rows."""
+    """PyG, GraphBolt: draw neighbourhoods in this process, gather no rows."""
     random_seed: int | None = 1
     """GLT: without a seed it draws entropy from the system once per row, which is far slower."""
 
@@ -68,11 +68,10 @@ class Case:
         return cls(**{**fields, "fanout": tuple(fields["fanout"])})
 
     def __str__(self) -> str:
-        if self.sampler_only:
-            return f"{self.side}, sampler alone"
         place = {None: "", True: ", rows by workers", False: ", rows by trainer"}[self.filter_per_worker]
         threads = "" if self.threads is None else f", {self.threads} thread"
         workers = NUM_WORKERS_IN_WORDS.get(self.num_workers, f"{self.num_workers} workers")
+        workers = "sampler alone" if self.sampler_only else workers
         unseeded = ", unseeded" if self.random_seed is None else ""
         return f"{self.side}, {workers}{place}{threads}{unseeded}"
 
