@@ -45,14 +45,19 @@ def reserved_names(
     homogeneous: bool,
 ) -> list[tuple[NodeType | EdgeType, str]]:
     """Return the columns that would hide an attribute of the batch, with their types."""
-    of_nodes = _OF_NODES | _OF_EDGES if homogeneous else _OF_NODES
-    of_edges = _OF_NODES | _OF_EDGES if homogeneous else _OF_EDGES
+    of_nodes, of_edges = names_of_batches(homogeneous=homogeneous)
     found: list[tuple[NodeType | EdgeType, str]] = []
     for kind, columns in nodes.items():
         found += [(kind, column) for column in sorted(of_nodes.intersection(columns))]
     for edge_type, columns in edges.items():
         found += [(edge_type, column) for column in sorted(of_edges.intersection(columns))]
     return found
+
+
+def names_of_batches(*, homogeneous: bool) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the attributes of nodes, and of edges, that every batch has beside its columns."""
+    both = _OF_NODES | _OF_EDGES
+    return (both, both) if homogeneous else (_OF_NODES, _OF_EDGES)
 
 
 def _check_side_by_side(of_nodes: set[str], of_edges: set[str]) -> None:

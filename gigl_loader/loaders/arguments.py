@@ -166,10 +166,11 @@ _WITHOUT_EFFECT = ("persistent_workers", "pin_memory", "is_sorted", "filter_per_
 _AS_HERE: dict[str, Any] = {
     "collect_features": True,
     "directed": True,
+    "neg_sampling_ratio": 0.0,
     "strategy": "random",
     "with_weight": False,
 }
-"""Values of other libraries' arguments that say what happens here. ``None`` is accepted for other names."""
+"""Values of other libraries' arguments that say what happens here, as ``None`` does."""
 
 _IN_PLACE = (
     "pass the seeds as input_nodes, which ranks share by themselves; seed_weights= draws them by weight"
@@ -224,7 +225,7 @@ def with_defaults(cls: type, options: Mapping[str, Any]) -> LoaderOptions:
 
 
 def _is_default(name: str, value: Any) -> bool:
-    return bool(value == _AS_HERE[name]) if name in _AS_HERE else value is None
+    return value is None or (name in _AS_HERE and bool(value == _AS_HERE[name]))
 
 
 _OF_WORKER_OPTIONS = {

@@ -138,6 +138,7 @@ def read_seed_nodes(
 
 def _typed_nodes(schema: GraphSchema, input_nodes: Any, default: NodeType | None) -> tuple[NodeType, Any]:
     with_split = {split: kind for kind, nodes in schema.nodes.items() for split in nodes.splits}
+    input_nodes = _without_no_type(input_nodes)
     if isinstance(input_nodes, str) and input_nodes in schema.nodes:
         if input_nodes in with_split:
             raise ValueError(
@@ -155,6 +156,11 @@ def _typed_nodes(schema: GraphSchema, input_nodes: Any, default: NodeType | None
         raise ValueError(f"unknown node type {node_type!r}; known: {', '.join(schema.nodes)}")
     _check_no_path("input_nodes", nodes, with_split)
     return node_type, nodes
+
+
+def _without_no_type(value: Any) -> Any:
+    """Return the input of ``(None, input)``, which says in PyG's distributed loaders that it has no type."""
+    return value[1] if isinstance(value, tuple) and len(value) == 2 and value[0] is None else value
 
 
 def _check_no_path(name: str, value: Any, splits: Collection[str]) -> None:
@@ -340,6 +346,7 @@ def _located(directory: NodeDirectory, node_type: str, ids: Int64Array, name: st
 
 
 def _typed_links(schema: GraphSchema, value: Any) -> tuple[EdgeType, Any]:
+    value = _without_no_type(value)
     if is_edge_type(value):
         return known_edge_type(schema.edges, value, "edge_label_index"), None
     if isinstance(value, tuple) and len(value) == 2 and is_edge_type(value[0]):

@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from gigl_loader.loaders.transfer import FrameTensors
 
 
+_ATTRIBUTES = ("edge_label", "edge_label_index", "edge_label_time")
+"""Attributes of the links of a batch. Columns of edges may have these names, as after ``RandomLinkSplit``."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LinkLabels:
     """Labels and times of the links of an input, which stay with the trainer."""
@@ -59,7 +63,10 @@ class LinkLabels:
         labels = _tensor("edge_label", label, num_links)
         times = _tensor("edge_label_time", time, num_links)
         if labels is not None and mode is not None and not _is_counted(labels):
-            raise TypeError(f"edge_label with negatives must be integers or floats, got {labels.dtype}")
+            raise TypeError(
+                "edge_label with negatives must be signed integers, uint8, floats or booleans, got "
+                f"{labels.dtype}"
+            )
         return cls(labels, times)
 
     def attach(self, batch: Data | HeteroData, tensors: FrameTensors, plan: LinkPlan) -> Any:
@@ -82,11 +89,15 @@ class LinkLabels:
             if times is not None:
                 links |= {SEED_TIME: times} if plan.hops.time_attr is not None else {}
                 links["edge_label_time"] = _with_negatives(times, plan.negatives)
-        if not hasattr(batch, "edge_types"):
+        own = batch[plan.edge_type] if hasattr(batch, "edge_types") else batch
+        for name in _ATTRIBUTES[plan.mode == "triplet" :]:  # Where links are triplets, no label is of them.
+            if name in own:
+                del own[name]
+        if own is batch:
             for name, value in {**links, **ends[0], **ends[1]}.items():
                 setattr(batch, name, value)
             return batch
-        batch[plan.edge_type].update(links)
+        own.update(links)
         batch[plan.edge_type[0]].update(ends[0])
         batch[plan.edge_type[2]].update(ends[1])
         return batch
@@ -128,8 +139,9 @@ def _triplet(
 
 
 def _is_counted(labels: Tensor) -> bool:
-    """Return whether 1 can be added to each label."""
-    return labels.dtype != torch.bool and not labels.is_complex()
+    """Return whether torch can add 1 to each label."""
+    unsigned = (torch.uint16, torch.uint32, torch.uint64)
+    return not labels.is_complex() and labels.dtype not in unsigned
 
 
 def _tensor(name: str, value: Any, num_links: int) -> Tensor | None:
@@ -333,8 +345,9 @@ class DistLinkNeighborLoader(BaseDistLoader):
             not be edges of the graph, nor their type one of its edge types: any between two of its node types
             will do. An input of nothing gives epochs of no batch, with a warning.
         ``edge_label``
-            A label for each link, [M, ...]. With binary negatives, labels are integers or floats from 0 on:
-            1 is added to each, and negatives have 0. Not for triplets.
+            A label for each link, [M, ...]. With binary negatives, labels are integers or floats from 0 on,
+            or booleans: 1 is added to each (``True`` becomes 2, int64), and negatives have 0. Not for
+            triplets.
         ``edge_label_time``
             A time for each link, [M]. Negatives have the time of their link. Without ``time_attr``, times are
             handed on alone.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
+from gigl_loader.graph.column_names import names_of_batches
 from gigl_loader.graph.schema import (
     HOMOGENEOUS_EDGE,
     HOMOGENEOUS_NODE,
@@ -38,6 +39,8 @@ from gigl_loader.tensors import spec_of
 logger = logging.getLogger(__name__)
 
 _STRUCTURE = {"edge_index", "num_nodes", "adj_t", "adj"}
+_WRITTEN_OVER = {"batch", "input_id"}
+"""Attributes that PyG's loaders, too, write over in each batch."""
 
 _Sides: TypeAlias = Mapping[str, set[bool]]
 """Names that arguments use for columns of edges (``True``) or nodes (``False``) of a ``Data``."""
@@ -57,7 +60,9 @@ def tables_from_pyg(
     ``val_mask`` and ``test_mask`` become the splits ``train``, ``val`` and ``test``. A ``TensorFrame`` of
     ``torch_frame`` becomes a column for each of its semantic types (``tf.numerical``), of which batches make
     ``tf`` again. Other attributes (texts, settings, tensors of another length, lists of any length in a
-    ``TensorFrame``) are left out, and a logged warning names them. Edge ids are places in ``edge_index``.
+    ``TensorFrame``) are left out, and a logged warning names them. So are those that every batch has of its
+    own: ``batch`` of a ``Batch``, ``n_id`` and ``e_id`` that count rows from 0. ``FormatError`` for others of
+    such names. Edge ids are places in ``edge_index``.
 
     ``weight_attr`` names the edge column by which loaders may draw edges, for every type that has it, or by
     type. ``ValueError`` where it is not there, or holds more than one number an edge.
@@ -76,13 +81,17 @@ def tables_from_pyg(
     """
     if not hasattr(data, "stores"):
         hint = ": pass its graph, dataset[0]" if hasattr(data, "num_classes") else ""
+        if isinstance(data, tuple):
+            hint = ": read the stores into one, or build the graph from tables"
         raise TypeError(
             f"data must be a Data or HeteroData of torch_geometric, got {type(data).__name__}{hint}"
         )
     node_stores, edge_stores = dict(_node_stores(data)), dict(_edge_stores(data))
-    sides = {} if hasattr(data, "node_types") else _sides(weight_attr, time_attr)
-    edges = {key: _edge_table(key, store, sides) for key, store in edge_stores.items()}
-    nodes = {key: _node_table(key, store, edges, sides) for key, store in node_stores.items()}
+    homogeneous = not hasattr(data, "node_types")
+    sides = _sides(weight_attr, time_attr) if homogeneous else {}
+    of_nodes, of_edges = names_of_batches(homogeneous=homogeneous)
+    edges = {key: _edge_table(key, store, sides, of_edges) for key, store in edge_stores.items()}
+    nodes = {key: _node_table(key, store, edges, sides, of_nodes) for key, store in node_stores.items()}
     _warn_of_wide_masks(node_stores)
     _warn_of_left_out(
         data,
@@ -90,10 +99,11 @@ def tables_from_pyg(
             *((store, nodes[key].rows) for key, store in node_stores.items()),
             *((store, edges[key]) for key, store in edge_stores.items()),
         ],
+        of_nodes | of_edges,
     )
     for end in {end for edge_type in edges for end in (edge_type[0], edge_type[2])} - set(nodes):
         nodes[end] = NodeTable(count=1 + _largest_id(end, edges))
-    if isinstance(time_attr, str) and not hasattr(data, "node_types"):
+    if isinstance(time_attr, str) and homogeneous:
         _warn_of_either_side(time_attr, nodes, edges)
     columns = {kind: table.columns for kind, table in edges.items()}
     node_columns = {kind: each.rows.columns for kind, each in nodes.items() if each.rows is not None}
@@ -158,22 +168,22 @@ def _warn_of_wide_masks(stores: Mapping[NodeType, Any]) -> None:
                 )
 
 
-def _warn_of_left_out(data: Any, tables: list[tuple[Any, Table | None]]) -> None:
-    """Name the attributes of PyG's stores that no table has."""
+def _warn_of_left_out(data: Any, tables: list[tuple[Any, Table | None]], taken: Set[str]) -> None:
+    """Name the attributes of PyG's stores that no table has. ``taken``: names that batches have."""
     stored: dict[int, set[str]] = {id(store): set() for store in data.stores}
     for store, table in tables:
         stored[id(store)].update(table.columns if table is not None else ())
-    left_out = sorted(
-        {
-            name
-            for store in data.stores
-            for attribute, value in store.items()
-            if attribute not in _STRUCTURE
-            for name, _, _ in _parts(attribute, value)
-            if stored[id(store)].isdisjoint({name, f"edge_{name}", f"node_{name}"})
-        }
-    )
-    if left_out:
+    unstored = {
+        name
+        for store in data.stores
+        for attribute, value in store.items()
+        if attribute not in _STRUCTURE
+        for name, _, _ in _parts(attribute, value)
+        if stored[id(store)].isdisjoint({name, f"edge_{name}", f"node_{name}"})
+    }
+    if own := sorted(unstored & taken):
+        logger.warning("left out of the graph, as every batch has its own: %s", ", ".join(own))
+    if left_out := sorted(unstored - taken):
         logger.warning(
             "left out of the graph, as they have no row of one size per node or edge: %s; batches do not "
             "have them",
@@ -221,7 +231,7 @@ def _edge_stores(data: Any) -> Iterator[tuple[EdgeType, Any]]:
         yield HOMOGENEOUS_EDGE, data.stores[0]
 
 
-def _edge_table(edge_type: EdgeType, store: Any, sides: _Sides) -> Table:
+def _edge_table(edge_type: EdgeType, store: Any, sides: _Sides, taken: Set[str]) -> Table:
     what = f"edge type {edge_type}"
     if "edge_index" not in store:
         raise ValueError(f"{what}: no edge_index (an adj_t must be turned back into one)")
@@ -229,17 +239,19 @@ def _edge_table(edge_type: EdgeType, store: Any, sides: _Sides) -> Table:
     if ends.ndim != 2 or ends.shape[0] != 2 or ends.dtype.kind not in "iu":
         raise FormatError(f"{what}: edge_index is {ends.dtype} {list(ends.shape)}, not int64 [2, E]")
     arrays, columns = {"src": ends[0], "dst": ends[1]}, {}
-    for name, array, column in _rows(store, ends.shape[1], what, sides, of_edges=True):
+    for name, array, column in _rows(store, ends.shape[1], what, sides, taken, of_edges=True):
         key = f"edge_{name}" if name in EDGE_ROLES else name
         arrays[key], columns[key] = array, column
     return ArrayTable(what, arrays, columns)
 
 
-def _node_table(node_type: NodeType, store: Any, edges: Mapping[EdgeType, Table], sides: _Sides) -> NodeTable:
+def _node_table(
+    node_type: NodeType, store: Any, edges: Mapping[EdgeType, Table], sides: _Sides, taken: Set[str]
+) -> NodeTable:
     what = f"node type {node_type!r}"
     count = _num_nodes(node_type, store, edges)
     arrays, columns = {}, {}
-    for name, array, column in _rows(store, count, what, sides, of_edges=False):
+    for name, array, column in _rows(store, count, what, sides, taken, of_edges=False):
         key = f"node_{name}" if name in NODE_ROLES else name
         arrays[key], columns[key] = array, column
     if not arrays:
@@ -277,17 +289,36 @@ def _is_edge_attr(store: Any, name: str) -> bool:
 
 
 def _rows(
-    store: Any, count: int, what: str, sides: _Sides, *, of_edges: bool
+    store: Any, count: int, what: str, sides: _Sides, taken: Set[str], *, of_edges: bool
 ) -> Iterator[tuple[str, Array, Column]]:
-    """Yield the columns that have a row for each of ``count`` nodes or edges."""
+    """Yield the columns that have a row for each of ``count`` nodes or edges.
+
+    ``FormatError`` for one with a name of an attribute of every batch (``taken``) that says something else.
+    """
     for name, value in store.items():
         if name in _STRUCTURE or not _has_rows(value) or len(value) != count:
             continue
         if of_edges in sides[name] if name in sides else _is_edge_attr(store, name) == of_edges:
+            if name in taken:
+                _check_taken(name, value, what)
+                continue
             for key, tensor, frame in _parts(name, value):
                 if tensor is not None:
                     array, column = array_and_column(tensor, f"{what}, {key}")
                     yield key, array, replace(column, frame=frame)
+
+
+def _check_taken(name: str, value: Any, what: str) -> None:
+    """Raise ``FormatError`` for an attribute that batches would have instead of their own."""
+    if name in _WRITTEN_OVER:
+        return
+    if name in ("n_id", "e_id") and not _is_frame(value):
+        array, _ = array_and_column(value, f"{what}, {name}")
+        if np.array_equal(array, np.arange(len(array))):
+            return
+    raise FormatError(
+        f"{what}: every batch has a {name!r} of its own: give that of the object another name, or delete it"
+    )
 
 
 def _has_rows(value: Any) -> bool:
@@ -333,5 +364,8 @@ def array_and_column(value: Any, what: str) -> tuple[Array, Column]:
         tensor = value.detach().cpu().contiguous()
         dtype = "BF16" if tensor.dtype == torch.bfloat16 else None
         array = tensor.view(torch.int16).numpy().view(np.uint16) if dtype else tensor.numpy()
-    spec = spec_of(np.asarray(array))
+    try:
+        spec = spec_of(np.asarray(array))
+    except FormatError as error:
+        raise FormatError(f"{what}: {error}") from None
     return np.asarray(array), Column(dtype or spec.dtype, spec.shape[1:], unit)

@@ -39,6 +39,18 @@ class PygStores(tuple[Any, ...]):
             "and n_id, dataset.schema has sizes, and feature_store.get_tensor(...) has rows of all nodes"
         )
 
+    def __setattr__(self, name: str, _: Any) -> NoReturn:
+        raise AttributeError(
+            f"the graph is (FeatureStore, GraphStore), and {name!r} cannot be set: leave the line out, or "
+            "set it in a transform= of the loader; batches have n_id"
+        )
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"the graph is (FeatureStore, GraphStore), and {name!r} cannot be deleted: leave the line out; "
+            "node_columns= and edge_columns= of a loader name the columns of its batches"
+        )
+
 
 _HINT = "pass num_workers=0 (the graph's own processes and servers sample and read in parallel)"
 

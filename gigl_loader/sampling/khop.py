@@ -361,7 +361,7 @@ def _fanouts(values: Any, what: str) -> tuple[int, ...]:
         whole_number(f"{what} at hop {hop}", fanout, minimum=-1) for hop, fanout in enumerate(values)
     )
     if not fanouts:
-        raise ValueError(f"{what} needs at least one hop")
+        raise ValueError(f"{what} needs at least one hop: [0] has the seeds alone")
     if max(fanouts) >= _FANOUTS_END:
         raise ValueError(f"{what} must be below 2**31, got {max(fanouts)}: -1 takes all neighbours")
     return fanouts

@@ -181,6 +181,18 @@ def test_a_node_type_stands_for_all_of_its_nodes() -> None:
     assert same_batch(_first(one_type, [2], "node"), _first(one_type, [2]))
 
 
+def test_none_in_place_of_a_type_names_none() -> None:
+    """As in PyG's distributed loaders."""
+    data = homogeneous()
+    dataset = DistDataset.from_pyg(data)
+    assert same_batch(_first(dataset, [2], (None, torch.arange(9))), _first(dataset, [2], torch.arange(9)))
+    links = {"loader": DistLinkNeighborLoader}
+    expected = _first(dataset, [2], data.edge_index, **links)
+    assert same_batch(_first(dataset, [2], (None, data.edge_index), **links), expected)
+    with pytest.raises(ValueError, match="must name one of the edge types"):
+        _first(HETERO, [2], (None, data.edge_index), **links)
+
+
 def test_a_name_of_a_node_type_and_of_a_split_is_refused() -> None:
     data = HeteroData()
     data["train"].num_nodes, data["b"].num_nodes = 3, 4
@@ -357,3 +369,7 @@ def test_the_data_of_a_loader_are_pygs_stores() -> None:
         assert len(edges) == 1
         with pytest.raises(AttributeError, match="no Data that has 'num_classes': batches have all columns"):
             _ = loader.data.num_classes
+        with pytest.raises(AttributeError, match="'n_id' cannot be set: leave the line out"):
+            loader.data.n_id = torch.arange(9)
+        with pytest.raises(AttributeError, match=r"'x' cannot be deleted: .* node_columns="):
+            del loader.data.x

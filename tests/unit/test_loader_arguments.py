@@ -268,6 +268,7 @@ def test_arguments_of_other_libraries_that_change_nothing_are_accepted() -> None
         "with_weight": False,
         "strategy": "random",
         "worker_options": None,
+        "neg_sampling_ratio": 0.0,
     }
     options: dict[str, Any] = {"num_workers": 0, "seed": 1, "batch_size": 50}
     with (
@@ -287,7 +288,7 @@ TWO_HOPS = {
 }
 
 BAD_FANOUTS: list[tuple[Any, type[Exception], str]] = [
-    ([], ValueError, "num_neighbors needs at least one hop"),
+    ([], ValueError, r"num_neighbors needs at least one hop: \[0\] has the seeds alone"),
     ([2, -2], ValueError, "num_neighbors at hop 1 must be at least -1, got -2"),
     ([2, 1 << 31], ValueError, r"num_neighbors must be below 2\*\*31, got 2147483648"),
     ([2.0], TypeError, r"num_neighbors at hop 0 must be a whole number, got 2\.0"),

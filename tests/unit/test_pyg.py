@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Batch, Data, HeteroData
 
 from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.errors import FormatError
@@ -152,6 +152,10 @@ def test_what_cannot_be_taken_is_refused() -> None:
         tables_from_pyg(Data(edge_index=torch.ones(2, 1)))
     with pytest.raises(FormatError, match=r"x: a sparse tensor"):
         tables_from_pyg(Data(x=torch.eye(2).to_sparse(), edge_index=torch.tensor([[0], [1]])))
+    with pytest.raises(FormatError, match=r"node type 'node', x: arrays of dtype complex64 cannot be stored"):
+        tables_from_pyg(Data(x=torch.ones(2, 1) * 1j, edge_index=torch.tensor([[0], [1]])))
+    with pytest.raises(TypeError, match="got tuple: read the stores into one, or build"):
+        tables_from_pyg((object(), object()))
     with pytest.raises(FormatError, match="column 'dst', row 0: unknown node id 5"):
         _built(Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0], [5]])))
 
@@ -187,6 +191,33 @@ def test_attributes_that_are_left_out_are_named(caplog: pytest.LogCaptureFixture
     hetero["user", "buys", "item"].edge_index = torch.tensor([[0], [1]])
     tables_from_pyg(hetero)
     assert "per node or edge: licence, motto;" in caplog.text
+
+
+def test_what_every_batch_has_of_its_own_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """As PyG's loaders write over ``batch``, and batches have the same ``n_id`` and ``e_id``."""
+    parts = [Data(x=torch.rand(3, 2), edge_index=torch.tensor([[0, 1], [1, 2]])) for _ in range(3)]
+    data = Batch.from_data_list(parts)
+    data.n_id, data.e_id = torch.arange(9), torch.arange(6)
+    tables = tables_from_pyg(data)
+    assert "left out of the graph, as every batch has its own: batch, e_id, n_id" in caplog.messages
+    assert tables.nodes["node"].rows is not None
+    assert set(tables.nodes["node"].rows.columns) == {"x"}
+    assert set(tables.edges[HOMOGENEOUS_EDGE].columns) == {"src", "dst"}
+    with DistNeighborLoader(DistDataset.from_pyg(data), [2], batch_size=4, num_workers=0) as loader:
+        assert all(torch.equal(batch.x, data.x[batch.n_id]) for batch in loader)
+    for name in ("n_id", "e_id", "seed_index", "node"):
+        other = Data(x=torch.rand(3, 2), edge_index=torch.tensor([[0, 1, 2], [1, 2, 2]]))
+        other[name] = torch.tensor([7, 8, 9])
+        with pytest.raises(FormatError, match=f"every batch has a '{name}' of its own: give that of the obj"):
+            DistDataset.from_pyg(other)
+    hetero = HeteroData()
+    hetero["a"].x, hetero["a"].n_id = torch.zeros(3, 2), torch.tensor([3, 4, 5])
+    hetero["a", "to", "a"].edge_index = torch.tensor([[0], [1]])
+    hetero["a", "to", "a"].batch = torch.tensor([4])
+    with pytest.raises(FormatError, match="node type 'a': every batch has a 'n_id' of its own"):
+        tables_from_pyg(hetero)
+    hetero["a"].n_id -= 3
+    assert set(tables_from_pyg(hetero).edges["a", "to", "a"].columns) == {"src", "dst", "batch"}
 
 
 def test_arguments_say_of_which_side_a_column_is(caplog: pytest.LogCaptureFixture) -> None:
