@@ -158,7 +158,10 @@ def announce_host(group: RankGroup, environment: Mapping[str, str] | None = None
 
 def _collect_hosts(variables: Mapping[str, str], group: RankGroup, timeout: float) -> list[str]:
     announce_host(group, variables)
-    what = "tell which host they are on (without torchrun's variables, all ranks must build the first loader)"
+    what = (
+        "tell which host they are on (without torchrun's variables, all ranks must build the first dataset "
+        "or loader, or pass shared=False and sharding='none')"
+    )
     return group.collect("host", timeout=timeout, what=what)
 
 

@@ -220,6 +220,21 @@ def test_what_every_batch_has_of_its_own_is_left_out(caplog: pytest.LogCaptureFi
     assert set(tables_from_pyg(hetero).edges["a", "to", "a"].columns) == {"src", "dst", "batch"}
 
 
+def test_batches_have_types_by_name_and_numbers_of_64_bits() -> None:
+    """Whatever order the types have in the object, and whatever integers its edges."""
+    data = HeteroData()
+    for node_type in ("paper", "author"):
+        data[node_type].x = torch.rand(4, 2)
+    for edge_type in (("paper", "rev_writes", "author"), ("author", "writes", "paper")):
+        data[edge_type].edge_index = torch.tensor([[0, 1], [2, 3]], dtype=torch.int32)
+    dataset = DistDataset.from_pyg(data)
+    with DistNeighborLoader(dataset, [2], "paper", batch_size=4, num_workers=0) as loader:
+        batch = next(loader)
+    assert data.node_types != batch.node_types == dataset.node_types == ["author", "paper"]
+    assert dataset.metadata() == batch.metadata() == (sorted(data.node_types), sorted(data.edge_types))
+    assert batch["author", "paper"].edge_index.dtype == batch["paper"].n_id.dtype == torch.int64
+
+
 def test_arguments_say_of_which_side_a_column_is(caplog: pytest.LogCaptureFixture) -> None:
     """With as many edges as nodes, a column may be of either."""
     ring = torch.arange(9)
