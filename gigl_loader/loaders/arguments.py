@@ -164,6 +164,7 @@ _WITHOUT_EFFECT = ("persistent_workers", "pin_memory", "is_sorted", "filter_per_
 """No batch depends on them: accepted with any value."""
 
 _AS_HERE: dict[str, Any] = {
+    "async_sampling": True,
     "collect_features": True,
     "directed": True,
     "neg_sampling_ratio": 0.0,
@@ -176,26 +177,39 @@ _IN_PLACE = (
     "pass the seeds as input_nodes, which ranks share by themselves; seed_weights= draws them by weight"
 )
 _BY_ITSELF = "the place of this process among the ranks is found from the process group"
+_CUSTOM = "use sampler_options=CustomSamplerOptions(...)"
 _INSTEAD = {
+    "async_sampling": "use worker_concurrency=1, or leave it out",
     "batch_sampler": _IN_PLACE,
     "collate_fn": "use transform=, which is called on every batch, or override collate() in a subclass",
     "collect_features": "batches have all columns: pass node_columns=[] and edge_columns=[] for none",
+    "concurrency": "use worker_concurrency=, the batches in flight per worker",
     "context": _BY_ITSELF,
+    "current_ctx": _BY_ITSELF,
     "custom_cls": "use transform=",
     "data": "the first argument is dataset, such as DistDataset.from_pyg(data)",
     "directed": "use subgraph_type='induced', or leave it out",
+    "dist_sampler": _CUSTOM,
     "edge_dir": "it is that of the graph, given when it is built: dataset.edge_dir",
     "generator": "pass seed=: all draws depend on it",
     "input_id": "batches have input_id, the place of each seed in the input",
     "input_type": "pass (node type, nodes) as input_nodes",
+    "link_sampler": _CUSTOM,
     "local_process_rank": _BY_ITSELF,
     "local_process_world_size": _BY_ITSELF,
+    "master_addr": "hosts are found from the process group",
+    "master_port": "hosts are found from the process group",
     "max_labels_per_anchor_node": "use max_labels_per_anchor= of DistABLPLoader",
-    "neighbor_sampler": "use sampler_options=CustomSamplerOptions(...)",
+    "neighbor_sampler": _CUSTOM,
     "neg_sampling_ratio": "use neg_sampling={'mode': 'binary', 'amount': ...}",
+    "node_sampler": _CUSTOM,
     "num_cpu_threads": "use num_workers=",
+    "num_rpc_threads": "there are as many as are needed",
+    "num_samples": "use num_neighbors=",
     "prefetch_factor": "use worker_concurrency=, the batches in flight per worker",
     "random_seed": "use seed=",
+    "rpc_timeout": "use timeout=",
+    "rpc_worker_names": _BY_ITSELF,
     "sampler": _IN_PLACE,
     "strategy": "use replace= and weight_attr=",
     "to_device": "use device=",

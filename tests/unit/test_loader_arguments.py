@@ -188,6 +188,13 @@ def test_bad_options(homo: DistDataset, options: dict[str, Any], error: type[Exc
         ("edge_dir", ".*dataset.edge_dir"),
         ("random_seed", "use seed="),
         ("worker_options", "use num_workers="),
+        ("neighbor_sampler", "use sampler_options=CustomSamplerOptions"),
+        ("num_samples", "use num_neighbors="),
+        ("concurrency", "use worker_concurrency="),
+        ("current_ctx", ".*found from the process group"),
+        ("master_addr", "hosts are found from the process group"),
+        ("rpc_timeout", "use timeout="),
+        ("async_sampling", "use worker_concurrency=1"),
     ],
 )
 def test_arguments_that_do_not_exist_are_refused_with_what_to_use(
@@ -269,6 +276,8 @@ def test_arguments_of_other_libraries_that_change_nothing_are_accepted() -> None
         "strategy": "random",
         "worker_options": None,
         "neg_sampling_ratio": 0.0,
+        "async_sampling": True,
+        "rpc_worker_names": None,
     }
     options: dict[str, Any] = {"num_workers": 0, "seed": 1, "batch_size": 50}
     with (
