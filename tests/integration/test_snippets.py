@@ -126,14 +126,13 @@ def names(
     (tmp_path / "work" / "graph").symlink_to(graph)
     monkeypatch.chdir(tmp_path / "work")
     ranks = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    for name, value in {**ranks, "TOKEN": _TOKEN}.items():
+    for name, value in ranks.items():
         monkeypatch.setenv(name, value)
     dataset = DistDataset.from_pyg(data)
     with DistNeighborLoader(dataset, [2], "train", batch_size=512, num_workers=0) as loader:
         yield {
             "DistDataset": DistDataset,
             "DistNeighborLoader": DistNeighborLoader,
-            "Path": Path,
             "data": data,
             "dataset": dataset,
             "distributed": distributed,
