@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch_geometric.data import FeatureStore, GraphStore
+from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 from torch_geometric.loader import NeighborLoader, NodeLoader
 from torch_geometric.sampler.base import NumNeighbors
 
@@ -79,7 +79,15 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
             **{name: __import__(name) for name in ("gigl_loader", "itertools", "torch")},
             **{
                 each.__name__: each
-                for each in (FeatureStore, GraphStore, NeighborLoader, NodeLoader, NumNeighbors)
+                for each in (
+                    Data,
+                    HeteroData,
+                    FeatureStore,
+                    GraphStore,
+                    NeighborLoader,
+                    NodeLoader,
+                    NumNeighbors,
+                )
             },
             **{each.__name__: each for each in (GiglSampler, RemoteDistDataset)},
             **dict.fromkeys(("nodes", "seeds", "input_nodes", "clusters"), nodes),
