@@ -71,8 +71,7 @@ def test_ranks_that_differ_are_named_on_all(program: Any, message: str) -> None:
 
 
 def test_a_failure_of_the_rank_that_builds_reaches_all() -> None:
-    data = Data(x=torch.randn(3, 2), edge_index=torch.tensor([[0, 1], [1, 2]]))
-    data.n_id = torch.arange(3)
+    data = Data(x=torch.randn(3, 2), edge_index=torch.tensor([[0, 1], [1, 5]]))
     own, *others = run_ranks(3, lambda group: DistDataset.from_pyg(data, timeout=20))
     assert isinstance(own, ValueError)
     assert isinstance(own, FormatError)
