@@ -53,7 +53,10 @@ def arguments() -> argparse.Namespace:
         required=True,
         help="Python of an environment with DGL (how to make it: docs/internals/measuring.md)",
     )
-    return parser.parse_args()
+    options = parser.parse_args()
+    if not options.peer_python.exists():
+        parser.error(f"--peer-python: there is no {options.peer_python}")
+    return options
 
 
 if __name__ == "__main__":

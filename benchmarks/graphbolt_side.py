@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,7 @@ from typing import Any
 import dgl.graphbolt as gb  # type: ignore[import-not-found]  # It is in DGL's environment only.
 import numpy as np
 import torch
-from peer_case import Case, answer, input_nodes, measure
-
-
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """A batch of GraphBolt, counted as one of PyG is: all layers' edges together."""
-
-    batch_size: int
-    edge_index: torch.Tensor
-    num_nodes: int
+from peer_case import Case, Counted, answer, input_nodes, measure
 
 
 def measure_graphbolt(case: Case) -> dict[str, Any]:
@@ -60,7 +50,7 @@ def csc_graph(sources: np.ndarray[Any, Any], targets: np.ndarray[Any, Any], num_
 
 
 class Batches:
-    """Batches of a loader, counted."""
+    """Batches of a loader, counted as those of PyG are: all layers' edges together."""
 
     def __init__(self, loader: Iterable[Any], case: Case) -> None:
         self._loader = loader

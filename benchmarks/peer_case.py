@@ -76,6 +76,15 @@ class Case:
         return f"{self.side}, {workers}{place}{threads}{unseeded}"
 
 
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What :class:`Pass` counts of a batch that is no ``Data``."""
+
+    batch_size: int
+    edge_index: torch.Tensor
+    num_nodes: int
+
+
 @dataclass(slots=True)
 class Pass:
     """Totals of one epoch."""

@@ -6,23 +6,13 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from peer_case import Case, answer, input_links, input_nodes, measure
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """A neighbourhood without rows, counted as a batch is."""
-
-    batch_size: int
-    edge_index: torch.Tensor
-    num_nodes: int
+from peer_case import Case, Counted, answer, input_links, input_nodes, measure
 
 
 def measure_pyg(case: Case) -> dict[str, Any]:
@@ -84,12 +74,12 @@ class Neighbourhoods:
         self._sampler = sampler
         self._batches = torch.split(input_nodes(case), case.batch_size)
 
-    def __iter__(self) -> Iterator[Drawn]:
+    def __iter__(self) -> Iterator[Counted]:
         from torch_geometric.sampler import NodeSamplerInput
 
         for seeds in self._batches:
             out = self._sampler.sample_from_nodes(NodeSamplerInput(input_id=None, node=seeds))
-            yield Drawn(len(seeds), out.row[None], len(out.node))
+            yield Counted(len(seeds), out.row[None], len(out.node))
 
 
 def backend_version(with_pyg_lib: bool) -> str:

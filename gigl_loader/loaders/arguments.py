@@ -178,6 +178,8 @@ _IN_PLACE = (
 )
 _BY_ITSELF = "the place of this process among the ranks is found from the process group"
 _CUSTOM = "use sampler_options=CustomSamplerOptions(...)"
+_HOSTS = "hosts are found from the process group"
+_THREADS = "as many as are needed"
 _INSTEAD = {
     "async_sampling": "use worker_concurrency=1, or leave it out",
     "batch_sampler": _IN_PLACE,
@@ -197,14 +199,14 @@ _INSTEAD = {
     "link_sampler": _CUSTOM,
     "local_process_rank": _BY_ITSELF,
     "local_process_world_size": _BY_ITSELF,
-    "master_addr": "hosts are found from the process group",
-    "master_port": "hosts are found from the process group",
+    "master_addr": _HOSTS,
+    "master_port": _HOSTS,
     "max_labels_per_anchor_node": "use max_labels_per_anchor= of DistABLPLoader",
     "neighbor_sampler": _CUSTOM,
     "neg_sampling_ratio": "use neg_sampling={'mode': 'binary', 'amount': ...}",
     "node_sampler": _CUSTOM,
     "num_cpu_threads": "use num_workers=",
-    "num_rpc_threads": "there are as many as are needed",
+    "num_rpc_threads": f"leave it out: there are {_THREADS}",
     "num_samples": "use num_neighbors=",
     "prefetch_factor": "use worker_concurrency=, the batches in flight per worker",
     "random_seed": "use seed=",
@@ -251,9 +253,9 @@ _OF_WORKER_OPTIONS = {
     "worker_key": "worker_key=",
     "rpc_timeout": "timeout=",
     "worker_devices": "sampling runs on CPUs",
-    "master_addr": "hosts are found from the process group",
+    "master_addr": _HOSTS,
     "master_port": "likewise",
-    "num_rpc_threads": "as many as are needed",
+    "num_rpc_threads": _THREADS,
     "pin_memory": "always",
     "use_all2all": "rows come from their owners",
     "server_rank": "RemoteDistDataset.connect(address) finds all servers",
