@@ -46,6 +46,8 @@ _CONNECT_S = 5.0
 _IDLE_S = 60.0
 """Shorter than the service's limit, so that callers close idle connections, and seldom find closed ones."""
 
+_POLL_S = 0.01  # To look for a connection that another call has put back.
+
 
 class PooledConnection:
     """One connection, used by one call at a time."""
@@ -62,8 +64,13 @@ class PooledConnection:
         self.cancelled = False
 
     def connect(self, timeout_s: float) -> None:
-        """Connect a new connection. Raises ``StreamError``."""
-        self.client.connect(min(timeout_s, _CONNECT_S))
+        """Connect a new connection. Raises ``StreamClosed`` where the system or the peer gives none."""
+        try:
+            self.client.connect(min(timeout_s, _CONNECT_S))
+        except (StreamCancelled, StreamTimedOut):
+            raise
+        except StreamError as error:
+            raise StreamClosed(str(error)) from None
 
     def cancel(self) -> None:
         """End the call that uses the connection, from any thread. No later call uses it."""
@@ -88,6 +95,7 @@ class ConnectionPool:
         self._has_tls = False
         self._generation = 0
         self._idle: list[PooledConnection] = []  # Last used last.
+        self._num_used = 0  # By calls.
         self._closed = False
 
     def take(self) -> PooledConnection:
@@ -102,17 +110,27 @@ class ConnectionPool:
                 connection = self._idle.pop()
                 if not connection.client.is_stale():
                     connection.is_new = False
+                    self._num_used += 1
                     return connection
-            return self._new()
+            connection = self._new()
+            self._num_used += 1
+            return connection
 
     def put_back(self, connection: PooledConnection) -> None:
         """Take a connection back after a call, and keep it if another call can use it."""
-        if connection.cancelled or not connection.client.reusable:
-            return
+        usable = connection.client.reusable and not connection.cancelled
         with self._lock:
-            if not self._closed and connection.generation == self._generation:
+            self._num_used -= 1
+            if usable and not self._closed and connection.generation == self._generation:
                 connection.idle_since = time.monotonic()
                 self._idle.append(connection)
+
+    def wait_for_another(self, seconds: float, cancellation: Cancellation) -> bool:
+        """Wait for a connection that a call puts back, at most ``seconds``. Return whether there is any."""
+        until = time.monotonic() + seconds
+        while self._num_used and not self._idle and time.monotonic() < until and not cancellation.cancelled:
+            cancellation.wait(_POLL_S)
+        return bool(self._num_used or self._idle)
 
     def drop_idle(self) -> None:
         """Close idle connections, which a service that was restarted does not know."""
@@ -215,6 +233,7 @@ class Connection:
         self._contact = contact
         self._lock = threading.Lock()
         self._closed = False
+        self._is_short = False  # Of connections. It was logged.
         self._under_way: set[Cancellation] = set()
         """Of calls under way."""
         self._counts = asdict(WireCounts())
@@ -353,31 +372,12 @@ class Connection:
         *,
         asks_batch: bool = False,
     ) -> Result:
-        """Send a request, again where an idle connection was closed or a token was replaced."""
+        """Make an attempt until ``deadline`` (monotonic). Raises ``Refusal`` or ``AttemptFailed``."""
         if cancellation.cancelled:
             raise self._ended_error()
         self.count(calls=1, bytes_out=len(request))
-        tokens_refused = 0
         try:
-            while True:
-                connection = self._pool.take()
-                try:
-                    with cancellation.ends_by(connection.cancel):
-                        heard = cancellation.hear
-                        return self._ask(
-                            connection, request, read, deadline, asks_batch=asks_batch, heard=heard
-                        )
-                except StreamClosed:
-                    # The service closed an idle connection, or was restarted: a request may be sent twice.
-                    if connection.is_new or connection.client.left:
-                        raise
-                    self._pool.drop_idle()
-                except _TokenRefused as refused:
-                    tokens_refused += 1
-                    if not self._pool.has_another_token(connection, tokens_refused):
-                        raise _failure_of(refused.refusal, self._contact) from None
-                finally:
-                    self._pool.put_back(connection)
+            return self._send(request, read, deadline, cancellation, asks_batch=asks_batch)
         except StreamError as error:
             if cancellation.cancelled or isinstance(error, StreamCancelled):
                 raise self._ended_error() from None
@@ -390,20 +390,60 @@ class Connection:
             self.count(damaged=error.kind is RefusalKind.DAMAGED)
             raise
 
+    def _send(
+        self,
+        request: bytes,
+        read: Callable[[ReplyStream], Result],
+        deadline: float,
+        cancellation: Cancellation,
+        *,
+        asks_batch: bool,
+    ) -> Result:
+        """Send a request, again where its connection was closed before a reply, or a token was replaced.
+
+        Where no new connection can be had, for example beyond a limit of the peer, the request waits for one
+        that another call uses, and is sent over a new one after each pause. Without any, the attempt fails.
+        """
+        tokens_refused, backoff = 0, Backoff()
+        while True:
+            connection, failure = self._pool.take(), ""
+            try:
+                with cancellation.ends_by(connection.cancel):
+                    return self._ask(connection, request, read, deadline, cancellation, asks_batch=asks_batch)
+            except StreamClosed as error:  # A request may be sent twice.
+                if connection.client.left:
+                    raise
+                if connection.is_new:
+                    failure = str(error)
+                else:  # The service closed an idle connection, or was restarted.
+                    self._pool.drop_idle()
+            except _TokenRefused as refused:
+                tokens_refused += 1
+                if not self._pool.has_another_token(connection, tokens_refused):
+                    raise _failure_of(refused.refusal, self._contact) from None
+            finally:
+                self._pool.put_back(connection)
+            if failure:
+                pause_s = min(backoff.next_s(), deadline - time.monotonic())
+                if pause_s <= 0 or not self._pool.wait_for_another(pause_s, cancellation):
+                    raise StreamClosed(failure)
+                self.count(retries=1)
+                if not self._is_short:
+                    self._is_short = True
+                    text = "%s: no further connection: calls wait for those that are in use: %s"
+                    _LOGGER.warning(text, self._endpoint, failure)
+
     def _ask(
         self,
         connection: PooledConnection,
         request: bytes,
         read: Callable[[ReplyStream], Result],
         deadline: float,
+        cancellation: Cancellation,
         *,
         asks_batch: bool,
-        heard: Callable[[], None],
     ) -> Result:
-        """Connect a new connection, and make the call until ``deadline`` (monotonic).
-
-        ``heard`` is called when a part of the reply has come.
-        """
+        """Connect a new connection, and make the call until ``deadline`` (monotonic)."""
         began = time.monotonic()
         client = connection.client
         if connection.is_new:
@@ -418,8 +458,8 @@ class Connection:
         if membership not in (0, self._heard) and self.on_membership is not None:
             self._heard = membership
             self.on_membership(membership)
-        heard()
-        reply = ReplyStream(client, nbytes, connection.scratch, heard)
+        cancellation.hear()
+        reply = ReplyStream(client, nbytes, connection.scratch, cancellation.hear)
         if refused:
             raise self._refused(reply)
         try:
@@ -427,8 +467,10 @@ class Connection:
         finally:
             self.count(bytes_in=reply.received)
             if _LOGGER.isEnabledFor(logging.DEBUG):
-                asked = "sample" if asks_batch else _verb(request)
-                self._log(asked, len(request), reply.received, time.monotonic() - began)
+                asked = {} if asks_batch else Layout.parse(np.frombuffer(request, np.uint8)).metadata
+                verb, ms = asked.get("ask", "sample"), 1e3 * (time.monotonic() - began)
+                done = f"{len(request)} bytes sent, {reply.received} received in {ms:.1f} ms"
+                _LOGGER.debug("%s: %s: %s", self._endpoint, verb, done)
 
     def _refused(self, reply: ReplyStream) -> Exception:
         """Read a refusal, and return the exception of its attempt."""
@@ -442,25 +484,11 @@ class Connection:
             return _TokenRefused(refusal)
         return _failure_of(refusal, self._contact)
 
-    def _log(self, asked: str, sent: int, nbytes: int, seconds: float) -> None:
-        _LOGGER.debug(
-            "%s: %s: %d bytes sent, %d received in %.1f ms",
-            self._endpoint,
-            asked,
-            sent,
-            nbytes,
-            1e3 * seconds,
-        )
-
     def _ended_error(self) -> Exception:
         """Return the error of a call that was cancelled, alone or with its connection."""
         if self._closed:
             return SamplingError(f"the connection to {self._endpoint} was closed")
         return Cancelled(f"the call to {self._endpoint} was cancelled")
-
-
-def _verb(request: bytes) -> str:
-    return Layout.parse(np.frombuffer(request, np.uint8)).metadata.get("ask", "?")
 
 
 def _failure_of(refusal: Refusal, contact: Contact) -> Exception:

@@ -77,7 +77,9 @@ class HeldFetches:
             held = self.holds and self._left > 0 and connection is self._connection
             self._left -= held
         if held:
-            self.cancelled += options["cancellation"].wait(SOON_S)
+            ended = options["cancellation"].wait(SOON_S)
+            with self._lock:
+                self.cancelled += ended
         fetch_frame(connection, *arguments, **options)
 
 
@@ -96,7 +98,7 @@ def test_a_server_whose_frames_are_late_delays_no_other_and_is_used_again(
         fetches.holds = True
         assert frames + drain(source, NUM_BATCHES - 1) == expected
         assert source.stats()["hedged"] > 0
-        assert fetches.cancelled
+        assert wait_until(lambda: fetches.cancelled > 0, seconds=SOON_S)
         assert not source.stats()["retries"], "a fetch ended by its timeout"
         before = used(source)
 

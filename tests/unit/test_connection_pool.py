@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from gigl_loader.errors import SamplingError
+from gigl_loader.errors import SamplingError, StorageUnavailable
 from gigl_loader.native import DataServer
 from gigl_loader.rpc.calls import Cancellation, Cancelled
 from gigl_loader.rpc.connection import Connection
@@ -32,10 +32,13 @@ SOON_S = 20.0
 
 
 class Service:
-    """Replies to each request with its header text; to none while ``silent``; refuses while ``busy``."""
+    """Replies to each request with its header text; to none while ``silent``; refuses while ``busy``.
 
-    def __init__(self) -> None:
-        self.server = DataServer("127.0.0.1", 0, idle_s=0.3)
+    ``most``: connections that it takes.
+    """
+
+    def __init__(self, most: int = 100) -> None:
+        self.server = DataServer("127.0.0.1", 0, idle_s=0.3, per_address=most)
         self.silent = self.busy = False
         self.held: list[DataCall] = []
         self._ending = threading.Event()
@@ -59,8 +62,18 @@ class Service:
                 call.read_body(SOON_S, SOON_S)
                 call.refuse(Refusal(RefusalKind.BUSY, "as many as it takes").to_record(), SOON_S)
             else:
-                call.read_body(SOON_S, SOON_S)
-                call.reply([np.frombuffer(call.header, np.uint8)], SOON_S, SOON_S)
+                self._reply(call)
+
+    @staticmethod
+    def _reply(call: DataCall) -> None:
+        call.read_body(SOON_S, SOON_S)
+        call.reply([np.frombuffer(call.header, np.uint8)], SOON_S, SOON_S)
+
+    def release(self) -> None:
+        """Reply to the requests that are held, and to all others."""
+        self.silent = False
+        while self.held:
+            self._reply(self.held.pop())
 
     def close(self) -> None:
         self._ending.set()
@@ -69,8 +82,8 @@ class Service:
 
 
 @contextmanager
-def serving() -> Iterator[Service]:
-    with closing(Service()) as service:
+def serving(most: int = 100) -> Iterator[Service]:
+    with closing(Service(most)) as service:
         yield service
 
 
@@ -187,3 +200,59 @@ def test_cancelling_after_the_end_leaves_the_connection_to_the_next_call() -> No
             connection.call(b"", read, cancellation=cancellation)
             cancellation.cancel()
         assert service.server.num_connections == 1
+
+
+@pytest.fixture
+def short() -> Iterator[tuple[Service, Connection, ThreadPoolExecutor]]:
+    """A service that takes one connection, which a call holds, and threads for other calls."""
+    with (
+        ThreadPoolExecutor(9) as threads,
+        serving(most=1) as service,
+        closing(service.connection()) as caller,
+    ):
+        service.silent = True
+        holder = threads.submit(caller.call, b"", read, timeout_s=600.0)
+        assert wait_until(lambda: bool(service.held), seconds=SOON_S)
+        yield service, caller, threads
+        service.release()
+        with suppress(StorageUnavailable):
+            assert holder.result(SOON_S)
+
+
+def test_calls_beyond_the_limit_of_a_peer_wait_for_the_connections_in_use(
+    short: tuple[Service, Connection, ThreadPoolExecutor], caplog: pytest.LogCaptureFixture
+) -> None:
+    service, connection, threads = short
+    others = [threads.submit(connection.call, b"", read, timeout_s=600.0) for _ in range(8)]
+    assert wait_until(lambda: connection.counts().retries >= len(others), seconds=SOON_S)
+    assert not any(each.done() for each in others)
+    service.release()
+    assert all(each.result(SOON_S) for each in others)
+    assert service.server.num_connections == 1
+    assert caplog.text.count("no further connection: calls wait for those that are in use") == 1
+
+
+def test_a_call_that_waits_for_a_connection_has_a_deadline_and_can_be_cancelled(
+    short: tuple[Service, Connection, ThreadPoolExecutor],
+) -> None:
+    _, connection, threads = short
+    with pytest.raises(StorageUnavailable, match="closed by the other side"):
+        connection.call(b"", read, timeout_s=0.3)
+    cancellation, before = Cancellation(), connection.counts().retries
+    waiting = threads.submit(connection.call, b"", read, timeout_s=600.0, cancellation=cancellation)
+    assert wait_until(lambda: connection.counts().retries > before, seconds=SOON_S)
+    cancellation.cancel()
+    with pytest.raises(Cancelled):
+        waiting.result(SOON_S)
+
+
+def test_a_call_that_waits_for_a_connection_fails_with_the_last_one(
+    short: tuple[Service, Connection, ThreadPoolExecutor],
+) -> None:
+    service, connection, threads = short
+    waiting = threads.submit(connection.call, b"", read, timeout_s=600.0)
+    assert wait_until(lambda: connection.counts().retries > 0, seconds=SOON_S)
+    service.close()
+    service.held.clear()  # Each keeps its connection open.
+    with pytest.raises(StorageUnavailable, match=r"closed by the other side|Connection refused"):
+        waiting.result(SOON_S)
