@@ -203,6 +203,8 @@ class _Search:
         self._caller = caller
         self._deadline = deadline
         self._place = rank, world_size
+        self._joining: dict[Endpoint, _NotReady] = {}
+        """Addresses that were of another cluster when they were asked last, and why that may pass."""
 
     @property
     def left(self) -> float:
@@ -266,15 +268,20 @@ class _Search:
         known = {server.control_address for server in view.servers}
         for endpoint in self._endpoints:
             if endpoint.control_address not in known:
-                other = self._view_or_reason(endpoint, min(self._batch_wait, _OTHER_S))
-                if not isinstance(other, Exception):
-                    _check_graph(endpoint, other.graph, view.graph)
-                    try:
-                        _check_cluster(endpoint, other, known)
-                    except ValueError as error:
-                        if joining := view.reason or other.reason:  # Else it knows all members.
-                            raise _NotReady(f"{error} (one of them {joining})") from None
-                        raise
+                timeout_s = min(self._batch_wait, _OTHER_S)
+                other = self._view_or_reason(endpoint, timeout_s)
+                if isinstance(other, Exception):
+                    if timeout_s < _OTHER_S and endpoint in self._joining:  # It had no time to reply.
+                        raise self._joining[endpoint]
+                    continue
+                _check_graph(endpoint, other.graph, view.graph)
+                try:
+                    _check_cluster(endpoint, other, known)
+                except ValueError as error:
+                    if joining := view.reason or other.reason:  # Else it knows all members.
+                        self._joining[endpoint] = _NotReady(f"{error} (one of them {joining})")
+                        raise self._joining[endpoint] from None
+                    raise
 
     def _view_or_reason(self, endpoint: Endpoint, timeout_s: float | None = None) -> ClusterView | Exception:
         """Return the view of a server, or the error where waiting may resolve it."""

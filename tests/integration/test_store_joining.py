@@ -11,6 +11,8 @@ import pytest
 
 from gigl_client import RemoteDistDataset
 from gigl_loader.errors import StorageUnavailable
+from gigl_loader.rpc.control import ClusterView
+from gigl_loader.rpc.store_client import StoreClient
 from gigl_server.config import ServeOptions
 from gigl_server.local_cluster import LocalCluster
 from gigl_server.server import StorageServer, build_storage_server
@@ -113,3 +115,25 @@ def test_a_view_that_is_still_joining_is_asked_again_until_the_timeout(graph: Pa
         meeting.start()
         assert num_servers(*addresses) == 2
         meeting.join()
+
+
+def test_a_server_that_had_no_time_to_reply_is_not_taken_for_one_that_is_down(
+    graph: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other, nobody = free_port(count=2), free_port(count=2), free_port()
+    ask, asked = StoreClient.cluster, set()
+
+    def ask_slowly(client: StoreClient, timeout_s: float, **options: Any) -> ClusterView:
+        """Reply, but not to a second call that has less time than the others."""
+        is_late = client.endpoint in asked and timeout_s < 2
+        asked.add(client.endpoint)
+        if is_late and client.endpoint.control_port == other:
+            raise StorageUnavailable("no time")
+        return ask(client, timeout_s, **options)
+
+    with whole(graph, one, nobody) as first, whole(graph, other) as second:
+        first.wait_ready(60)
+        second.wait_ready(60)
+        monkeypatch.setattr(StoreClient, "cluster", ask_slowly)
+        with pytest.raises(StorageUnavailable, match="is of another cluster"):
+            num_servers(f"127.0.0.1:{one}", f"127.0.0.1:{other}", timeout=3.0)
