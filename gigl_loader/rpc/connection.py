@@ -404,7 +404,7 @@ class Connection:
         Where no new connection can be had, for example beyond a limit of the peer, the request waits for one
         that another call uses, and is sent over a new one after each pause. Without any, the attempt fails.
         """
-        tokens_refused, backoff = 0, Backoff()
+        tokens_refused, backoff = 0, None
         while True:
             connection, failure = self._pool.take(), ""
             try:
@@ -424,6 +424,7 @@ class Connection:
             finally:
                 self._pool.put_back(connection)
             if failure:
+                backoff = backoff or Backoff()
                 pause_s = min(backoff.next_s(), deadline - time.monotonic())
                 if pause_s <= 0 or not self._pool.wait_for_another(pause_s, cancellation):
                     raise StreamClosed(failure)
