@@ -132,6 +132,25 @@ class RankGroup:
         there: bytes = self._ask(lambda: self._store.compare_set(f"{_PREFIX}/{key}", expected, value))
         return there.decode()
 
+    def join(self, key: str) -> None:
+        """Add this rank to the members of ``key``."""
+
+        def enter() -> None:
+            number = self._store.add(f"{_PREFIX}/{key}/members", 1)
+            self._store.set(f"{_PREFIX}/{key}/member/{number}", str(self.rank))
+
+        self._ask(enter)
+
+    def joined(self, key: str) -> list[int]:
+        """Return the ranks that have joined ``key`` so far, ascending. Does not wait."""
+
+        def look() -> list[int]:
+            count = int(self._store.add(f"{_PREFIX}/{key}/members", 0))
+            names = [f"{_PREFIX}/{key}/member/{number}" for number in range(1, count + 1)]
+            return sorted(int(self._store.get(name)) for name in names if self._store.check([name]))
+
+        return self._ask(look)
+
     def turn(self, key: str) -> int:
         """Return how often this rank has called this with ``key``: 1, 2, 3, ..."""
         return self._ask(lambda: int(self._store.add(self._of(f"turn/{key}", self.rank), 1)))

@@ -19,7 +19,7 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING
 
 from gigl_loader.errors import FormatError, GiglError, SamplingError, StorageUnavailable
-from gigl_loader.group import RankLock, wait_for
+from gigl_loader.group import RankLock, name_ranks, wait_for
 from gigl_loader.options import MAX_KEY
 from gigl_loader.retry import Backoff
 
@@ -69,16 +69,17 @@ class ProducerCreator:
             except BaseException:
                 creation.undo()
                 raise
-            _LOGGER.info("producer %s: of this rank alone; created on %s", key, creation.describe_seconds())
+            _LOGGER.info("producer %s: of this rank alone; %s", key, creation.describe())
             return key
         # Only a part of the job's secret: keys of the store may show up in logs.
         place = f"producer/{self._cluster.job[:8]}/{key}"
         place += f"/{group.turn(place)}"
         leader = int(group.first(f"{place}/leader", str(group.rank)))
+        group.join(place)
         if leader == group.rank:
             self._lead(group, place, key, request)
         else:
-            _follow(group, place, leader, request)
+            _follow(group, place, key, leader, request)
         return key
 
     def _key(self, request: SourceRequest) -> str:
@@ -96,10 +97,12 @@ class ProducerCreator:
     def _lead(self, group: RankGroup, place: str, key: str, request: SourceRequest) -> None:
         timeout_s = _SHARE_OF_LEADER * request.timeout_s
         creation = self._creation(key, request, timeout_s)
+        servers = len(self._cluster.servers)
+        _LOGGER.info("producer %s: rank %d leads, and creates it on %d servers", key, group.rank, servers)
         began = time.monotonic()
         try:
-            with self._turn(group, request, timeout_s) as place_in_turn:
-                waited_s = time.monotonic() - began
+            with self._turn(group, request, timeout_s) as batch:
+                stagger_s = time.monotonic() - began
                 creation.create()
         except BaseException as error:
             with suppress(ConnectionError):  # Of two failures, the first counts.
@@ -107,19 +110,19 @@ class ProducerCreator:
             creation.undo()  # After publishing: this may take longer than followers wait.
             raise
         group.publish(f"{place}/outcome", json.dumps(None))
-        text = "producer %s: rank %d leads %d ranks, %s, after %.2f s; created on %s"
-        seconds = creation.describe_seconds()
-        _LOGGER.info(text, key, group.rank, group.world_size, place_in_turn, waited_s, seconds)
+        if _LOGGER.isEnabledFor(logging.INFO):  # One call to the store for each rank of the key.
+            ranks, text = name_ranks(group.joined(place)), "producer %s: rank %d led %s; %s, stagger %.2f s; %s"
+            _LOGGER.info(text, key, group.rank, ranks, batch, stagger_s, creation.describe())
 
     def _creation(self, key: str, request: SourceRequest, timeout_s: float) -> _Creation:
         return _Creation(self._cluster, key, request.plan.to_json(), time.monotonic() + timeout_s)
 
     @contextmanager
     def _turn(self, group: RankGroup, request: SourceRequest, timeout_s: float) -> Iterator[str]:
-        """Wait until this leader may create its producer. Yields its place among leaders, as text."""
+        """Wait until this leader may create its producer. Yields its batch of leaders, as text."""
         limit = request.store.max_producer_inits
         if limit is None:
-            yield "without turns"
+            yield "batch 1 (of all leaders)"
             return
         key = f"producer/{self._cluster.job[:8]}/turns"
         gap_s = request.start_gap_s or 0.0
@@ -134,13 +137,17 @@ def _short(name: str) -> str:
     return f"{name[:MAX_KEY]}~{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
-def _follow(group: RankGroup, place: str, leader: int, request: SourceRequest) -> None:
+def _follow(group: RankGroup, place: str, key: str, leader: int, request: SourceRequest) -> None:
+    _LOGGER.info("producer %s: rank %d waits for its leader, rank %d", key, group.rank, leader)
+    began = time.monotonic()
     what = f"create the producer of {request.name} on the storage servers, which it was the first to begin"
     (result,) = group.collect(f"{place}/outcome", ranks=[leader], timeout=request.timeout_s, what=what)
     failure = json.loads(result)
     if failure is not None:
         kind, message = failure
         raise _KINDS.get(kind, GiglError)(f"rank {leader}: {message}")
+    text = "producer %s: rank %d uses that of its leader, rank %d, after %.2f s"
+    _LOGGER.info(text, key, group.rank, leader, time.monotonic() - began)
 
 
 def _kind(error: BaseException) -> str:
@@ -176,6 +183,7 @@ class _Creation:
         self._began = time.monotonic()
         with ThreadPoolExecutor(min(len(self._servers), _MAX_AT_ONCE)) as threads:
             tasks = [threads.submit(copy_context().run, self._create_on, server) for server in self._servers]
+            self._dispatch_s = time.monotonic() - self._began
             try:
                 pending = set(tasks)
                 while pending and not self._is_enough():
@@ -193,11 +201,13 @@ class _Creation:
             # A refusal says more than a server that is away.
             raise next((error for error in errors if not isinstance(error, StorageUnavailable)), errors[0])
 
-    def describe_seconds(self) -> str:
-        """Return the seconds until each server had the producer, the slowest first: at most 16 servers."""
+    def describe(self) -> str:
+        """Return the time of the dispatch, and until each server had the producer: the slowest 16 servers."""
         seconds = sorted(self._seconds.items(), key=lambda each: -each[1])
         listed = ", ".join(f"{server} in {taken:.2f} s" for server, taken in seconds[:_LISTED])
-        return listed if len(seconds) <= _LISTED else f"{listed}, ... ({len(seconds)} servers)"
+        more = f", ... ({len(seconds)} servers)" if len(seconds) > _LISTED else ""
+        dispatched = f"dispatched to {len(self._servers)} servers in {self._dispatch_s:.3f} s"
+        return f"{dispatched}; created on {listed}{more}"
 
     def _is_enough(self) -> bool:
         """Return whether every server was tried, and the servers with the producer hold all partitions."""
@@ -245,7 +255,9 @@ class _Creation:
 
 @contextmanager
 def admitted(group: RankGroup, key: str, *, limit: int, gap_s: float, timeout_s: float) -> Iterator[str]:
-    """Hold one of ``limit`` places under ``key``, shared by all ranks. Yields which, and the turn there.
+    """Hold one of ``limit`` places under ``key``, shared by all ranks. Yields the batch and the place, as text.
+
+    A batch are leaders that begin together: the batch of a leader is its turn at its place.
 
     The next holder of a place begins ``gap_s`` seconds after the last one began, by the clocks of their
     hosts. ``TimeoutError`` names a rank that holds a place where none becomes free within ``timeout_s``. It
@@ -272,7 +284,7 @@ def admitted(group: RankGroup, key: str, *, limit: int, gap_s: float, timeout_s:
     try:
         _wait_for_gap(began, gap_s, deadline, timeout_s)
         began, turns = time.time(), turns + 1
-        yield f"turn {turns:.0f} at place {places.index(place) + 1} of {limit}"
+        yield f"batch {turns:.0f} (place {places.index(place) + 1} of {limit})"
     finally:
         place.give_back(f"{began:.6f} {turns:.0f}")
 

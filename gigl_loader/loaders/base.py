@@ -371,7 +371,7 @@ class BaseDistLoader(FixedArguments):
                 "graph": self.dataset.graph_digest[:16],  # Enough to tell graphs apart, short in a message.
             }
         )
-        with self._placement.telling_failures():
+        with self._placement.starting():
             self._start()
         if self._random_seed:
             logger.info("%s: random run seed %d", self.name, self.seed)

@@ -8,7 +8,9 @@ on the rank that comes later, and on all ranks when the first epoch begins.
 from __future__ import annotations
 
 import json
+import logging
 import secrets
+import time
 from collections import Counter
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from gigl_loader.loaders.arguments import LoaderOptions
+
+_LOGGER = logging.getLogger(__name__)
 
 _WHOLE_INPUT = (
     "pass the whole input on every rank, which the loader shards, "
@@ -179,6 +183,8 @@ class Placement:
     topology: Topology
     agreement: RankConsistency | None
     """With the ranks that share the input; ``None`` where none does."""
+    since: float
+    """When the loader began to take this place (monotonic)."""
     is_given: bool = False
     """The topology was given: no process group changes it."""
 
@@ -194,6 +200,7 @@ class Placement:
             sharding=sharding,
             topology=topology,
             agreement=None,
+            since=time.monotonic(),
             is_given=True,
         )
 
@@ -203,6 +210,7 @@ class Placement:
 
         Without torchrun's variables, a rank that shares its input waits until all ranks say where they run.
         """
+        since = time.monotonic()
         group = RankGroup.current(patience_s=options.timeout_s)
         sharding = _sharding(options.sharding, many_ranks=group is not None)
         # A loader that stands alone must not wait for other ranks, not even to know where it stands.
@@ -219,6 +227,7 @@ class Placement:
             sharding=sharding,
             topology=topology,
             agreement=agreement,
+            since=since,
         )
 
     @classmethod
@@ -270,6 +279,13 @@ class Placement:
     def telling_failures(self) -> AbstractContextManager[None]:
         """Publish an exception to the ranks that share the input."""
         return nullcontext() if self.agreement is None else self.agreement.telling_failures()
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Start the source of a loader, as ``telling_failures``. Log how long the loader took in all."""
+        with self.telling_failures():
+            yield
+        _LOGGER.info("%s: ready after %.2f s", self.name, time.monotonic() - self.since)
 
     def has_changed(self) -> bool:
         """Whether this process has joined or changed a process group since.

@@ -249,7 +249,9 @@ def test_so_many_leaders_create_at_the_same_time() -> None:
     assert client.most_at_once <= 2
 
 
-def test_leaders_log_key_ranks_turn_and_seconds_per_server(caplog: pytest.LogCaptureFixture) -> None:
+def test_ranks_log_whom_they_lead_or_wait_for_batch_stagger_and_times(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     clients = [_Client() for _ in range(20)]
 
     def program(group: RankGroup) -> None:
@@ -259,14 +261,52 @@ def test_leaders_log_key_ranks_turn_and_seconds_per_server(caplog: pytest.LogCap
 
     with caplog.at_level(logging.INFO, logger="gigl_client.producers"):
         run_ranks(2, program)
-    servers = r"(server \d+ at host:\d+ in \d+\.\d\d s, ){16}\.\.\. \(20 servers\)"
-    led = r"producer train#1: rank [01] leads 2 ranks, turn 1 at place 1 of 2, after \d\.\d\d s; created on "
-    lines = sorted(record.getMessage() for record in caplog.records)
-    assert len(lines) == 3
-    assert re.fullmatch(led + servers, lines[2])
-    for rank in range(2):
-        alone = rf"producer train#1 of rank {rank}: of this rank alone; created on {servers}"
-        assert re.fullmatch(alone, lines[rank])
+    seconds = r"\d+\.\d\d s"
+    created = (
+        r"dispatched to 20 servers in \d+\.\d{3} s; created on "
+        rf"(server \d+ at host:\d+ in {seconds}, ){{16}}\.\.\. \(20 servers\)"
+    )
+    expected = [
+        rf"producer train#1 of rank 0: of this rank alone; {created}",
+        rf"producer train#1 of rank 1: of this rank alone; {created}",
+        # A rank that comes after the line is not in it.
+        rf"producer train#1: rank ([01]) led (ranks 0, 1|rank \1); "
+        rf"batch 1 \(place 1 of 2\), stagger {seconds}; {created}",
+        r"producer train#1: rank [01] leads, and creates it on 20 servers",
+        rf"producer train#1: rank [01] uses that of its leader, rank [01], after {seconds}",
+        r"producer train#1: rank [01] waits for its leader, rank [01]",
+    ]
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == len(expected)
+    for pattern in expected:
+        assert sum(bool(re.fullmatch(pattern, line)) for line in lines) == 1, (pattern, lines)
+
+
+def test_a_leader_names_the_ranks_of_its_worker_key_and_no_others(caplog: pytest.LogCaptureFixture) -> None:
+    joined = threading.Barrier(4)
+
+    class Waiting(_Client):
+        def create_producer(self, key: str, plan: str, graph: str, timeout_s: float) -> bool:
+            joined.wait(20)  # The two followers have joined.
+            return super().create_producer(key, plan, graph, timeout_s)
+
+    class Tells(RankGroup):
+        def collect(self, key: str, **options: Any) -> list[str]:
+            joined.wait(20)
+            return super().collect(key, **options)
+
+    def program(group: RankGroup) -> None:
+        telling = Tells(group._store, group.rank, group.world_size)
+        key = f"host {group.rank // 2}"
+        ProducerCreator(_cluster(Waiting())).produce(_request(telling, worker_key=key))
+
+    with caplog.at_level(logging.INFO, logger="gigl_client.producers"):
+        assert run_ranks(4, program) == [None] * 4
+    led = [record.getMessage().split(";")[0] for record in caplog.records if " led " in record.getMessage()]
+    assert [re.sub(r"rank \d led", "rank N led", line) for line in sorted(led)] == [
+        "producer host 0: rank N led ranks 0, 1",
+        "producer host 1: rank N led ranks 2, 3",
+    ]
 
 
 def test_those_after_them_begin_a_gap_later() -> None:
