@@ -111,7 +111,8 @@ class ProducerCreator:
             raise
         group.publish(f"{place}/outcome", json.dumps(None))
         if _LOGGER.isEnabledFor(logging.INFO):  # One call to the store for each rank of the key.
-            ranks, text = name_ranks(group.joined(place)), "producer %s: rank %d led %s; %s, stagger %.2f s; %s"
+            text = "producer %s: rank %d led %s; %s, stagger %.2f s; %s"
+            ranks = name_ranks(group.joined(place))
             _LOGGER.info(text, key, group.rank, ranks, batch, stagger_s, creation.describe())
 
     def _creation(self, key: str, request: SourceRequest, timeout_s: float) -> _Creation:
@@ -255,9 +256,9 @@ class _Creation:
 
 @contextmanager
 def admitted(group: RankGroup, key: str, *, limit: int, gap_s: float, timeout_s: float) -> Iterator[str]:
-    """Hold one of ``limit`` places under ``key``, shared by all ranks. Yields the batch and the place, as text.
+    """Hold one of ``limit`` places under ``key``, shared by all ranks.
 
-    A batch are leaders that begin together: the batch of a leader is its turn at its place.
+    Yields the batch and the place, as text: the leaders with the same turn at their places are a batch.
 
     The next holder of a place begins ``gap_s`` seconds after the last one began, by the clocks of their
     hosts. ``TimeoutError`` names a rank that holds a place where none becomes free within ``timeout_s``. It

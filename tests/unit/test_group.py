@@ -183,3 +183,13 @@ def test_a_lock_passes_on_from_a_holder_that_is_dead() -> None:
     second = RankLock(RankGroup(store, 1, 2), "lock", abandoned=abandoned)
     assert (second.take(), second.take(), second.note) == (False, True, "")
     assert asked == [(0, os.getpid())]
+
+
+def test_members_are_the_ranks_that_have_joined_so_far() -> None:
+    store = HashStore()
+    groups = [RankGroup(store, rank, 4) for rank in range(4)]
+    assert groups[0].joined("key") == []
+    for rank in (2, 0):
+        groups[rank].join("key")
+    assert [group.joined("key") for group in groups] == [[0, 2]] * 4
+    assert groups[1].joined("another") == []
