@@ -328,8 +328,10 @@ class Dispatcher:
         sent.give_slot()
         if isinstance(error, Damaged):
             self._came_damaged(sent, str(error))
-        elif isinstance(error, SamplingError):  # Of the call. A failure of the batch comes as a response.
+        elif isinstance(error, StorageUnavailable):
             self._again(sent, error)
+        elif isinstance(error, SamplingError):  # Of the call. A failure of the batch comes as a response.
+            self._give_up(sent, error)  # Whether the server refuses every call, opening a channel says.
         else:
             self._land(sent, error)
 

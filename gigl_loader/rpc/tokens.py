@@ -28,16 +28,17 @@ def new_job() -> str:
     return secrets.token_hex(32)
 
 
-def job_key(values: Sequence[str | bytes]) -> bytes | None:
-    """Return the key of the job whose header has these values: SHA-256 of the secret, 32 bytes.
+def job_key(values: Sequence[str | bytes], token: str) -> bytes | None:
+    """Return the key of the job whose header has these values: SHA-256 of secret and token, 32 bytes.
 
+    ``token`` is the name of the caller's token: a secret that is sent with another token names another job.
     ``None`` unless there is exactly one value of 64 hexadecimal digits. Services store keys, not secrets: the
     time of a lookup reveals nothing of a secret, and a key in a log gives no access.
     """
     if len(values) != 1:
         return None
     value = values[0].decode("ascii", "replace") if isinstance(values[0], bytes) else values[0]
-    return hashlib.sha256(value.encode()).digest() if _FORM.fullmatch(value) else None
+    return hashlib.sha256((value + token).encode()).digest() if _FORM.fullmatch(value) else None
 
 
 _DIGEST = re.compile(r"[0-9a-f]{12,64}")

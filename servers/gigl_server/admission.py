@@ -95,11 +95,21 @@ class Access:
         return self._grants.get(caller.token, EVERYTHING)
 
     def check(self, token: str) -> None:
-        """Raise ``Refusal`` where the token of this name may not read the graph, or is not accepted."""
+        """Raise ``Refusal`` where the token of this name may not read the graph, or is no longer accepted."""
         grants = self._grants
         grant = grants.get(token, None if grants else EVERYTHING)
-        if grant is None or not grant.reads(name=self._graph, digest=self._digest):
+        if grant is None:
+            raise Refusal(RefusalKind.UNAUTHENTICATED, f"token {token} is no longer accepted")
+        if not grant.reads(name=self._graph, digest=self._digest):
             raise Refusal(RefusalKind.FORBIDDEN, f"token {token} has no right to read this graph")
+
+    def allows(self, token: str) -> bool:
+        """Return whether ``check`` accepts a token."""
+        try:
+            self.check(token)
+        except Refusal:
+            return False
+        return True
 
 
 def has_quota(owner: Identity, *, own: int, used: int, limit: int, more: int = 1) -> bool:

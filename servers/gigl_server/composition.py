@@ -85,7 +85,7 @@ class ServerParts:
         self.holdings = Holdings(
             graph, self, scrub_rate=options.scrub_rate, scrub_every_s=options.scrub_every_s
         )
-        self._queries = queries = Queries(graph, graph.parts, counters, access=self._access)
+        self._queries = queries = Queries(graph, graph.parts, counters)
         stack.callback(queries.close)
         self.service = SamplingService(
             graph,
@@ -106,11 +106,11 @@ class ServerParts:
             counters,
             credentials,
             audit=audit,
+            access=self._access,
             frames=self.service.frames,
             samples=SampleCalls(
                 self.service,
                 counters,
-                access=self._access,
                 view=self.readiness.view,
                 membership=self.readiness.membership_version,
             ),
@@ -249,6 +249,7 @@ class ServerParts:
             raise
         self.control.renew(credentials)
         self._access.renew(credentials)
+        self.service.end_jobs(lambda owner: not self._access.allows(owner.token))
         if self.metrics is not None:
             self.metrics.renew(credentials, metrics_tokens)
         self.credentials = credentials

@@ -100,10 +100,10 @@ class RawCaller:
         """Send a request, and return the reply. Raises ``Refused``, ``StreamError``."""
         return self._rest(self.begin(body, header, timeout_s, sample=sample))
 
-    def kind(self, body: bytes, header: bytes | None = None) -> str:
+    def kind(self, body: bytes, header: bytes | None = None, *, sample: bool = False) -> str:
         """Return the kind of the refusal; empty for a reply."""
         try:
-            self.ask(body, header)
+            self.ask(body, header, sample=sample)
         except Refused as refused:
             return refused.kind
         return ""

@@ -72,10 +72,9 @@ def controlled(
             counters,
             given,
             audit=chosen.get("audit") or AuditLog(),
+            access=chosen.get("access"),
             frames=found.frames,
-            samples=SampleCalls(
-                found, counters, access=chosen.get("access"), view=chosen["view"], membership=int
-            ),
+            samples=SampleCalls(found, counters, view=chosen["view"], membership=int),
         )
         control = ControlService(
             Address("127.0.0.1", 0),

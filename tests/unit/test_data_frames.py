@@ -48,7 +48,7 @@ class Shelf(FrameStore):
         self.lent: list[weakref.ref[Bytes]] = []
 
     def lay(self, frame: Bytes, job: str = JOB) -> bytes:
-        key = job_key([job])
+        key = job_key([job], "")
         assert key is not None
         self.lent.append(weakref.ref(frame))
         return self.put(frame, job=key, channel=bytes(16), fence=0)
@@ -239,9 +239,9 @@ def test_a_frame_whose_connection_broke_is_not_waited_for(service: DataPort, she
 
 
 def test_keys_of_jobs() -> None:
-    keys = {job_key([job]) for job in (JOB, THIEF)}
-    assert len(keys) == 2
+    keys = {job_key([job], token) for job in (JOB, THIEF) for token in ("", "team")}
+    assert len(keys) == 4
     assert {len(key or b"") for key in keys} == {32}
-    assert job_key([JOB.encode()]) == job_key([JOB])
+    assert job_key([JOB.encode()], "team") == job_key([JOB], "team")
     for wrong in ([], [JOB, JOB], [JOB[1:]], [JOB + "0"], [JOB.upper()], [b"\xff" * 64], [JOB[:-1] + "\n"]):
-        assert job_key(wrong) is None
+        assert job_key(wrong, "") is None

@@ -69,7 +69,7 @@ def served() -> Iterator[Served]:
 
 
 def fetch(served: Served, reply: Any, job: str = JOB) -> bytes | None:
-    key = job_key([job])
+    key = job_key([job], "1")
     assert key is not None
     found = served.service.frames.take(reply.handle, key)
     return None if found is None else found.tobytes()
@@ -540,7 +540,7 @@ def test_seeds_are_kept_once_while_a_call_waits(monkeypatch: pytest.MonkeyPatch)
     )
     service: Any = Service()
     nothing: Any = None
-    calls = SampleCalls(service, Counters(), access=None, view=nothing, membership=int)
+    calls = SampleCalls(service, Counters(), view=nothing, membership=int)
     calls.begin(call, LOCAL, b"job", b"")
     assert service.message() is None
     service.done(SKIPPED)
@@ -613,7 +613,7 @@ def test_load_names_only_what_is_the_callers() -> None:
         assert (mine.channels[0].key, mine.channels[0].name) == ("train", "train rank 0")
         assert (theirs.channels[0].key, theirs.channels[0].name) == ("", "")
         assert theirs.channels[0].batches == 1
-        key = job_key([JOB])
+        key = job_key([JOB], "1")
         assert key is not None
         assert theirs.channels[0].job == key.hex()[:8]
         assert (theirs.workers, theirs.jobs, theirs.producers) == (1, 1, 1)

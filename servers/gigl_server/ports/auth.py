@@ -114,12 +114,6 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         token = self._credentials.identify(header_values(details.invocation_metadata, "authorization"))
         if token is None:
             return handler(partial(self._begin, self._refuse_token, name, ""))
-        if self._access is not None:
-            try:
-                self._access.check(token)
-            except Refusal as refusal:
-                refuse = partial(_refuse_with, refusal)
-                return handler(partial(self._begin, refuse, name, token))
         return handler(partial(self._begin, methods.get(name, _refuse_unknown), name, token))
 
     def renew(self, credentials: Credentials) -> None:
@@ -158,13 +152,20 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         call = self.call(name, stream, token)
         try:
             receive(call)
+        except Refusal as refusal:
+            call.refuse(refusal)
         except Exception:
             self._fail(call)
 
+    def _check_right(self, call: ControlCall) -> None:
+        """Raise ``Refusal`` where the caller has no right to the graph, or has lost it meanwhile."""
+        if self._access is not None:
+            self._access.check(call.caller.token)
+
     def _receive(self, handle: Handler, request: Any, call: ControlCall) -> None:
+        self._check_right(call)
         if not self._calls.enter(call.caller):
-            call.refuse(Refusal(RefusalKind.BUSY, self._calls.reason))
-            return
+            raise Refusal(RefusalKind.BUSY, self._calls.reason)
         call.membership = self._membership
         if call.watch_end(partial(self._end, call)):
             self._reader.read(call, partial(self._respond, handle, request, call))
@@ -176,6 +177,7 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         try:
             # Only the handler holds the message: it may have megabytes, and the call may wait for minutes.
             with self._span(call):
+                self._check_right(call)
                 reply = handle(request.FromString(data), call)
         except DecodeError:
             text = f"the message is no {request.DESCRIPTOR.name}"
@@ -223,10 +225,6 @@ def _refuse_unknown(call: ControlCall) -> None:
 
 def _refuse_damaged(call: ControlCall) -> None:
     call.refuse(Refusal(RefusalKind.DAMAGED, "the headers do not match their checksum"))
-
-
-def _refuse_with(refusal: Refusal, call: ControlCall) -> None:
-    call.refuse(Refusal(refusal.kind, refusal.message))
 
 
 def _counted_as(call: ControlCall) -> str:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gigl_loader.native import DataCall
     from gigl_loader.rpc.credentials import Credentials
     from gigl_loader.rpc.endpoint import Address
+    from gigl_server.admission import Access
     from gigl_server.counters import Counters
     from gigl_server.logs import AuditLog
     from gigl_server.ports.queries import Queries, Reply
@@ -46,19 +47,21 @@ class Known(NamedTuple):
 
 
 class DataCallers:
-    """Checks the token of each call. Thread-safe.
+    """Checks the token of each call and its right to the graph. Thread-safe.
 
-    The native server has checked the first one of a connection; tokens change while connections stay.
+    The native server has checked the first token of a connection; tokens change while connections stay.
     """
 
-    def __init__(self, credentials: Credentials) -> None:
+    def __init__(self, credentials: Credentials, access: Access | None = None) -> None:
+        """``access`` has the rights of tokens. ``None``: every token has all."""
         self.credentials = credentials
         """Tokens that are accepted: those of the last assignment."""
+        self._access = access
         self._identity = lru_cache(_CACHED)(_identity)
         self._fingerprint = lru_cache(_CACHED)(_fingerprint)
 
     def identify(self, call: DataCall) -> Known:
-        """Return who sent a call. ``Refusal`` for another version of the protocol or without a good token."""
+        """Return who sent a call. ``Refusal`` for another version of the protocol, or without a right."""
         if call.version != _VERSION:
             raise Refusal(
                 RefusalKind.MALFORMED,
@@ -69,9 +72,15 @@ class DataCallers:
         token = self.credentials.identify(headers.get(b"authorization", ()))
         if token is None:
             raise Refusal(WRONG_TOKEN.kind, WRONG_TOKEN.message)
-        jobs = headers.get(JOB_HEADER.encode(), ())
         certificate = self._fingerprint(call.certificate) if self.credentials.client_authority else ""
-        return Known(self._identity(call.address, token, certificate), job_key(jobs) if jobs else None)
+        identity = self._identity(call.address, token, certificate)
+        self.check_right(identity)
+        return Known(identity, job_key(headers.get(JOB_HEADER.encode(), ()), token))
+
+    def check_right(self, caller: Identity) -> None:
+        """Raise ``Refusal`` where a caller has no right to the graph, or has lost it meanwhile."""
+        if self._access is not None:
+            self._access.check(caller.token)
 
     def stranger(self, call: DataCall) -> Identity:
         """Return the identity of a caller whose token is not known."""
@@ -236,14 +245,16 @@ class DataPort:
         credentials: Credentials,
         *,
         audit: AuditLog,
+        access: Access | None = None,
         frames: FrameSource | None = None,
         samples: SampleCalls | None = None,
         membership: Callable[[], int] = int,
     ) -> None:
         """Listen at ``address``; port 0 takes a free one. ``OSError`` naming it where that cannot be.
 
-        ``samples`` has batches sampled, ``frames`` has those that are fetched later. ``membership`` returns
-        the version that every reply carries. 0: none.
+        ``access`` has the rights of tokens; ``None``: every token has all. ``samples`` has batches sampled,
+        ``frames`` has those that are fetched later. ``membership`` returns the version that every reply
+        carries. 0: none.
         """
         self._membership = membership
         self._queries = queries
@@ -252,7 +263,7 @@ class DataPort:
         self._samples = samples
         self._audit = audit
         self._tracer = find_tracer()
-        self._callers = DataCallers(credentials)
+        self._callers = DataCallers(credentials, access)
         self._calls = ByteSemaphore(DATA_PORT.calls, wait_s=0.0, what="calls")
         self._turns = ByteSemaphore(_MAX_TURNS, wait_s=_WAIT_FOR_A_TURN_S, what="turns")
         self._receiving = ByteSemaphore(_RECEIVED_BYTES, free=_SMALL_BYTES, what="requests that come")
@@ -357,7 +368,7 @@ class DataPort:
         if request is None:
             raise Refusal(RefusalKind.DAMAGED, "the request does not match its checksum")
         if call.asks_batch and self._samples is not None:
-            self._samples.begin(call, caller, known.job, request)
+            self._samples.begin(call, caller, known.job, request, self._callers.check_right)
             return
         if self._tracer is None:
             self._reply(call, known, request, at_end)
@@ -371,14 +382,14 @@ class DataPort:
         if handle is not None:
             if self._tracer is not None:
                 name_served("frame")
-            self._send(call, [self._frame(known, handle)], None)
+            self._send(call, known, [self._frame(known, handle)], None)
             return
         reply = self._made(call, known.identity, request)
         if reply is None:
             return
         at_end.callback(reply.loan.release)
         del request
-        self._send(call, reply.chunks, reply.crc)
+        self._send(call, known, reply.chunks, reply.crc)
 
     def _check_head(self, call: DataCall) -> None:
         """Raise ``Refusal`` for a request that is not read."""
@@ -403,7 +414,8 @@ class DataPort:
                 text = f"the reply was not made: {stopped}; request less at once"
                 raise Refusal(RefusalKind.TOO_LARGE, text) from None
 
-    def _send(self, call: DataCall, chunks: list[Bytes], crc: int | None) -> None:
+    def _send(self, call: DataCall, known: Known, chunks: list[Bytes], crc: int | None) -> None:
+        self._callers.check_right(known.identity)
         self._counters.add(bytes_out=sum(map(len, chunks)))
         call.reply(chunks, _REPLY_S, _REPLY_S, crc, self._membership())
 

@@ -76,12 +76,11 @@ class GraphStoreServicer:
         return reply
 
     def _load(self, request: Any, call: ControlCall) -> Any:
-        values = call.headers(JOB_HEADER)
         return server_load(
             self._peer,
             self._service.load(),
             self._health(),
-            job=job_key(values),
+            job=_job_key(call),
             show_names=self._show_names,
         )
 
@@ -152,7 +151,7 @@ class GraphStoreServicer:
 
     def _job_of(self, call: ControlCall, request: Any) -> bytes:
         """Return the job of a call. Raises ``Refusal`` where there is none, and for a damaged request."""
-        job = job_key(call.headers(JOB_HEADER))
+        job = _job_key(call)
         if not message_is_whole(request, call.metadata, required=job in self._careful_jobs):
             raise Refusal(RefusalKind.DAMAGED, "the request does not match its checksum, or has none")
         if job is None:
@@ -168,3 +167,7 @@ class GraphStoreServicer:
             return respond()
         except Refusal as refusal:
             raise with_reason(refusal, self._view) from None
+
+
+def _job_key(call: ControlCall) -> bytes | None:
+    return job_key(call.headers(JOB_HEADER), call.caller.token)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gigl_loader.native import DataCall
-    from gigl_server.admission import Access, Identity
+    from gigl_server.admission import Identity
     from gigl_server.cluster.membership import View
     from gigl_server.counters import Counters
     from gigl_server.sampling.service import SamplingService
@@ -44,30 +44,37 @@ class SampleCalls:
         service: SamplingService,
         counters: Counters,
         *,
-        access: Access | None,
         view: Callable[[], View],
         membership: Callable[[], int],
     ) -> None:
-        """``access`` has the rights of tokens. ``None``: every token has all. ``view`` says why a server that
-        refuses is not ready, ``membership`` returns the version that every reply carries."""
+        """``view`` says why a server that refuses is not ready, ``membership`` returns the version that every
+        reply carries."""
         self.most_bytes = service.limits.message_bytes
         """Size of the largest request that is read."""
         self.membership = membership
         self._service = service
         self._counters = counters
-        self._access = access
         self._view = view
         most = service.limits.calls
         self._calls = Quota("calls are under way", most, max(most // 4, _MIN_CALLS_PER_CALLER))
         self._tracer = find_tracer()
         self._waiting: dict[int, _Waiting] = {}  # Whoever takes an entry out ends its call.
 
-    def begin(self, call: DataCall, caller: Identity, job: bytes | None, body: bytes) -> None:
-        """Have a batch sampled. The reply is sent by a sampling thread, or here. Raises ``Refusal``."""
+    def begin(
+        self,
+        call: DataCall,
+        caller: Identity,
+        job: bytes | None,
+        body: bytes,
+        check_right: Callable[[Identity], None] = lambda _: None,
+    ) -> None:
+        """Have a batch sampled. The reply is sent by a sampling thread, or here. Raises ``Refusal``.
+
+        ``check_right`` is called again before the reply is sent. It raises ``Refusal`` where the caller has
+        lost its right.
+        """
         if job is None:
             raise Refusal(RefusalKind.INVALID, f"the header {JOB_HEADER!r} has 64 hex digits, once")
-        if self._access is not None:
-            self._access.check(caller.token)
         try:
             request = messages.SampleRequest.FromString(body)
         except DecodeError:
@@ -76,7 +83,7 @@ class SampleCalls:
         if not self._calls.enter(caller):
             raise Refusal(RefusalKind.BUSY, self._calls.reason)
         span = None if self._tracer is None else ServedSpan(self._tracer, "sample", trace_in(call.header))
-        waiting = _Waiting(self, call, caller, span)
+        waiting = _Waiting(self, call, caller, check_right, span)
         self._waiting[call.id] = waiting
         call.wait()
         try:
@@ -128,8 +135,16 @@ class SampleCalls:
 class _Waiting:
     """A call that waits for its batch: settled by a sampling thread, or abandoned when its caller is gone."""
 
-    def __init__(self, calls: SampleCalls, call: DataCall, caller: Identity, span: ServedSpan | None) -> None:
+    def __init__(
+        self,
+        calls: SampleCalls,
+        call: DataCall,
+        caller: Identity,
+        check_right: Callable[[Identity], None],
+        span: ServedSpan | None,
+    ) -> None:
         self.caller = caller
+        self._check_right = check_right
         self._span = span
         self._calls = calls
         self._call = call
@@ -147,7 +162,12 @@ class _Waiting:
             self._calls.abandon(task)
 
     def settle(self, result: Result) -> None:
-        """Send the result. Thread-safe."""
+        """Send the result, if the caller still has its right. Thread-safe."""
+        try:
+            self._check_right(self.caller)
+        except Refusal as lost:
+            self.refuse(lost)
+            return
         if result.refusal is not None:
             self.refuse(result.refusal)
         elif self._take():

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from gigl_loader.arrays import Bytes
     from gigl_loader.rpc.graph_store_pb2 import SampleRequest
+    from gigl_loader.rpc.tokens import Grant
+    from gigl_server.admission import Identity
     from gigl_server.counters import Counters
     from gigl_server.frames.store import BufferPool
     from gigl_server.sampling.journal import Journal
@@ -237,9 +239,11 @@ class FrameMaker:
         most_bytes: int,
         most_draws: int,
         journal: Journal,
+        grant_of: Callable[[Identity], Grant],
     ) -> None:
         """Batches have at most ``most_edges``, frames ``most_bytes``, and walks are expected to draw at most
-        ``most_draws`` candidates. CPU time is added to ``counters``."""
+        ``most_draws`` candidates. CPU time is added to ``counters``. ``grant_of`` returns the quotas of an
+        owner's token."""
         self._samplers = samplers
         self._most_edges = most_edges
         self._most_bytes, self._most_draws = most_bytes, most_draws
@@ -247,6 +251,7 @@ class FrameMaker:
         self._memory = memory
         self._shared = shared
         self._counters = counters
+        self._grant_of = grant_of
 
     def make(self, task: SampleTask, thread: int) -> Result:
         """Sample and write a batch. An exception becomes a failure record with the number of this thread."""
@@ -287,7 +292,7 @@ class FrameMaker:
             slot = None if is_wanted else self._slot(task, nbytes)
             if slot is None and not is_wanted and self._has_no_memory(task):
                 return Result(overflows=True)
-            memory = self._lent(nbytes) if slot is None else slot
+            memory = self._lent(task, nbytes) if slot is None else slot
             with task.step("gigl.gather"), self._counters.timed("gathering_s"):
                 sampled.write(memory)
         if is_wanted:  # Only now: the graph was found sound.
@@ -300,6 +305,7 @@ class FrameMaker:
         """Return the result of a frame that several requests may have."""
         slot = self._slot(task, len(frame))
         if slot is None:
+            self._check_quota(task, len(frame))
             return _over_network(task, frame)
         with self._counters.timed("gathering_s"):
             slot[:] = frame
@@ -322,7 +328,18 @@ class FrameMaker:
             reason=" (the limit of this server)",
         )
 
-    def _lent(self, nbytes: int) -> Bytes:
+    def _check_quota(self, task: SampleTask, nbytes: int) -> None:
+        """Raise ``SamplingError`` for a frame that the quota of its owner's token has no room for at all."""
+        owner = task.channel.owner
+        most = self._grant_of(owner).frames
+        if most is not None and nbytes > most:
+            raise SamplingError(
+                f"a frame of {nbytes / 1e6:.1f} MB, and the quota of token {owner.token} is "
+                f"{most / 1e6:.1f} MB: use fewer seeds a batch, or raise the quota (frames=)"
+            )
+
+    def _lent(self, task: SampleTask, nbytes: int) -> Bytes:
+        self._check_quota(task, nbytes)
         if nbytes > self._memory.nbytes:
             raise SamplingError(
                 f"a frame of {nbytes / 1e6:.1f} MB, and this server has {self._memory.nbytes / 1e6:.1f} MB "

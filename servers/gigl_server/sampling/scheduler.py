@@ -412,15 +412,19 @@ class FrameShares:
         memory to who does. A frame that is larger than a part is admitted where that much stays free.
         """
         shared = self._shared(waiting, begun)
-        return lambda task: self._has_quota(task.channel.owner) and shared(task)
+        return lambda task: self._has_quota(task, begun) and shared(task)
 
-    def _has_quota(self, owner: Identity) -> bool:
-        """Return whether the owners of a token hold less than its quota of frames."""
-        most = self._grant_of(owner).frames
+    def _has_quota(self, task: SampleTask, begun: Collection[SampleTask]) -> bool:
+        """Return whether the quota of an owner's token has room for the likely size of a frame.
+
+        A first frame has room: its size is not known. ``FrameMaker`` fails it where it exceeds the quota.
+        """
+        token, most = task.channel.owner.token, self._grant_of(task.channel.owner).frames
         if most is None:
             return True
-        held = self._frames.held_by_owner()
-        return sum(nbytes for (each, _), nbytes in held.items() if each.token == owner.token) < most
+        held = self._frames.held_by_owner() + self._expected_bytes(begun)
+        used = sum(nbytes for (owner, _), nbytes in held.items() if owner.token == token)
+        return not used or used + self._buffer_bytes(task) <= most
 
     def _shared(
         self, waiting: Callable[[], Sequence[Channel]], begun: Collection[SampleTask]

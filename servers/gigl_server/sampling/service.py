@@ -159,6 +159,7 @@ class SamplingService:
             most_bytes=self.limits.batch_bytes,
             most_draws=self.limits.batch_edges,
             journal=self._journal,
+            grant_of=grant_of,
         )
         self._store: PartitionedStore | None = None
         self._pool: WorkerPool | None = None
@@ -241,7 +242,7 @@ class SamplingService:
         with self._lock:
             self.state = "closed"
             self._shared.close()
-            ended = self._sessions.take_all()
+            ended = self._sessions.take_jobs(lambda _: True)
             store, self._store = self._store, None
         self._scheduler.end(ended, self._not_ready())
         self._scheduler.close()
@@ -339,6 +340,12 @@ class SamplingService:
         """Remove a producer and its channels. Fine for an unknown producer."""
         with self._lock:
             ended = self._sessions.destroy_producer(job, key)
+        self._end(ended, _closed())
+
+    def end_jobs(self, of: Callable[[Identity], bool]) -> None:
+        """End the jobs of owners for which ``of`` returns ``True``: their batches, frames and rings."""
+        with self._lock:
+            ended = self._sessions.take_jobs(of)
         self._end(ended, _closed())
 
     def ring_of(self, channel: bytes) -> int | None:

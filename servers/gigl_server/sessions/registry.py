@@ -366,9 +366,10 @@ class Sessions:
         self._forget_if_empty(job)
         return Lapse(job.key, ended, len(idle))
 
-    def take_all(self) -> list[Channel]:
-        """Remove every job. Return the channels to end."""
-        return [channel for job in list(self._jobs.values()) for channel in self._take_out(job)]
+    def take_jobs(self, of: Callable[[Identity], bool]) -> list[Channel]:
+        """Remove the jobs of owners for which ``of`` returns ``True``. Return the channels to end."""
+        jobs = [job for job in self._jobs.values() if of(job.owner)]
+        return [channel for job in jobs for channel in self._take_out(job)]
 
     def _take_out(self, job: Session) -> list[Channel]:
         ended = list(job.channels.values())
