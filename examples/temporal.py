@@ -93,15 +93,17 @@ def main(epochs: int, docs: Path) -> tuple[float, float]:
     dataset = DistDataset.from_pyg(data, time_attr="t")
     model = Model(data)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    options = {"time_attr": "t", "temporal_strategy": "last", "seed": 1, "num_workers": 0, "device": "cpu"}
+    options = {"temporal_strategy": "last", "seed": 1, "num_workers": 0, "device": "cpu"}
 
     def loader(which: slice, amount: int, *, shuffle: bool) -> DistLinkNeighborLoader:
         return DistLinkNeighborLoader(
             dataset,
             {UPLOADS: [3], BACK: [10]},
             (UPLOADS, links[:, which]),
-            edge_label_time=times[which] - 1,  # Before the upload itself.
+            edge_label_time=times[which],
             neg_sampling={"mode": "triplet", "amount": amount},
+            time_attr="t",
+            temporal_comparison="<",  # No tree has its own upload, nor others of that moment.
             batch_size=256,
             shuffle=shuffle,
             **options,

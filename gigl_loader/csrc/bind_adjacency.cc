@@ -106,11 +106,13 @@ void BindAdjacency(nb::module_& m) {
   nb::class_<DrawRule>(m, "DrawRule")
       .def("__init__",
            [](DrawRule* self, int32_t fanout, bool replace, bool weighted, bool labor, bool timed, bool last, bool window,
-              bool monotone, int32_t batch_dependency) {
-             new (self) DrawRule(DrawRule::Of(fanout, replace, weighted, labor, timed, last, window, monotone, batch_dependency));
+              bool monotone, bool strictly_earlier, int32_t batch_dependency) {
+             new (self) DrawRule(DrawRule::Of(fanout, replace, weighted, labor, timed, last, window, monotone, strictly_earlier,
+                                              batch_dependency));
            },
            "fanout"_a, nb::kw_only(), "replace"_a = false, "weighted"_a = false, "labor"_a = false, "timed"_a = false,
-           "last"_a = false, "window"_a = false, "monotone"_a = false, "batch_dependency"_a = 1)
+           "last"_a = false, "window"_a = false, "monotone"_a = false,
+           "strictly_earlier"_a = false, "batch_dependency"_a = 1)
       .def_ro("fanout", &DrawRule::fanout)
       .def_ro("replace", &DrawRule::replace)
       .def_prop_ro("weighted", &DrawRule::weighted)
@@ -119,6 +121,7 @@ void BindAdjacency(nb::module_& m) {
       .def_prop_ro("last", &DrawRule::last)
       .def_ro("window", &DrawRule::window)
       .def_ro("monotone", &DrawRule::monotone)
+      .def_ro("strictly_earlier", &DrawRule::strictly_earlier)
       .def_ro("batch_dependency", &DrawRule::batch_dependency);
 
   nb::class_<Adjacency>(m, "Adjacency")

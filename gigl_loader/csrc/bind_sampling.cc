@@ -181,7 +181,8 @@ class BatchBuilder : public BoundBatch {
     return result;
   }
 
-  void Append(int edge_type, const std::vector<AnswerArrays>& arrays, const std::vector<Array<const int64_t>>& times) {
+  void Append(int edge_type, const std::vector<AnswerArrays>& arrays, const std::vector<Array<const int64_t>>& times,
+              bool strictly_earlier) {
     const int target_type = Targets(edge_type, arrays.size());
     Require(times.empty() || times.size() == arrays.size(), "times are those of all answers");
     std::vector<HopAnswer> answers;
@@ -199,7 +200,7 @@ class BatchBuilder : public BoundBatch {
       answers.back().times = of_answer.data();
     }
     ReleaseGil release;
-    Stitch(*batch_, edge_type, owners_[target_type].view(), answers);
+    Stitch(*batch_, edge_type, owners_[target_type].view(), answers, strictly_earlier);
   }
 
  protected:
@@ -273,7 +274,8 @@ void BindSampling(nb::module_& m) {
       .def_prop_ro("room", &BatchBuilder::Room)
       .def("split", &BatchBuilder::Split, "node_type"_a)
       .def("split_bounds", &BatchBuilder::SplitBounds, "node_type"_a)
-      .def("append", &BatchBuilder::Append, "edge_type"_a, "answers"_a.noconvert(), "times"_a.noconvert() = nb::list())
+      .def("append", &BatchBuilder::Append, "edge_type"_a, "answers"_a.noconvert(), "times"_a.noconvert() = nb::list(),
+           "strictly_earlier"_a = false)
       .def("skip", &BatchBuilder::Skip, "edge_type"_a)
       .def("end_hop", &BatchBuilder::EndHop)
       .def("begin_induced", &BatchBuilder::BeginInduced);

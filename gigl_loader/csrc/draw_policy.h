@@ -42,11 +42,12 @@ struct DrawRule {
   bool replace = false;   // with replacement; not of kLabor, kLast and kLastWeighted
   bool window = false;    // of timed kinds: no entry is earlier than the start of the target's tree
   bool monotone = false;  // of kTimed and kTimedWeighted: no entry is later than the one that led to the target
+  bool strictly_earlier = false;  // of timed kinds: entries at the time of the tree, or at the bound, are left out, too
   int32_t batch_dependency = 1;  // of kLabor: batches of an epoch for which a node keeps its random number
 
   // Throws std::invalid_argument where there is no such kind.
   static DrawRule Of(int32_t fanout, bool replace, bool weighted, bool labor, bool timed, bool last, bool window,
-                     bool monotone, int32_t batch_dependency) {
+                     bool monotone, bool strictly_earlier, int32_t batch_dependency) {
     if (fanout < -1) throw std::invalid_argument("a fanout is -1, 0 or positive");
     if (labor && (replace || weighted || timed)) {
       throw std::invalid_argument("LABOR has no replacement, no weights and no times");
@@ -54,16 +55,17 @@ struct DrawRule {
     if (last && (!timed || replace)) {
       throw std::invalid_argument("the last entries are those of a timed rule without replacement");
     }
-    if ((window && !timed) || (monotone && (!timed || last))) {
+    if (((window || strictly_earlier) && !timed) || (monotone && (!timed || last))) {
       throw std::invalid_argument("windows, and entries that get no later, are those of a timed rule");
     }
     if (batch_dependency < 1 || (batch_dependency > 1 && !labor)) {
       throw std::invalid_argument("a batch_dependency is positive, and 1 but for LABOR");
     }
-    if (labor) return {fanout, DrawKind::kLabor, replace, false, false, batch_dependency};
-    if (last) return {fanout, weighted ? DrawKind::kLastWeighted : DrawKind::kLast, replace, window};
-    if (timed) return {fanout, weighted ? DrawKind::kTimedWeighted : DrawKind::kTimed, replace, window, monotone};
-    return {fanout, weighted ? DrawKind::kWeighted : DrawKind::kUniform, replace};
+    DrawKind kind = weighted ? DrawKind::kWeighted : DrawKind::kUniform;
+    if (labor) kind = DrawKind::kLabor;
+    if (timed) kind = weighted ? DrawKind::kTimedWeighted : DrawKind::kTimed;
+    if (last) kind = weighted ? DrawKind::kLastWeighted : DrawKind::kLast;
+    return {fanout, kind, replace, window, monotone, strictly_earlier, batch_dependency};
   }
 
   bool labor() const { return kind == DrawKind::kLabor; }
@@ -362,9 +364,10 @@ class TimedPolicy : public Policy {
     __builtin_prefetch(list.part->times + list.first + list.degree / 2, 0, 1);
   }
 
-  // Leaves in a list what a tree may draw; of a monotone rule, what is not later than `bound`.
+  // Leaves in a list what a tree may draw; of a monotone rule, what `bound` allows.
   void Cut(ListView& list, int64_t tree, int64_t bound) const {
-    list.degree = NotLater(list, draw_.rule.monotone ? bound : draw_.trees.times[tree]);
+    const int64_t end = draw_.rule.monotone ? bound : draw_.trees.times[tree];
+    list.degree = draw_.rule.strictly_earlier ? Earlier(list, end) : NotLater(list, end);
     if (!draw_.rule.window) return;
     list.cut_off = Earlier(list, draw_.trees.starts[tree]);
     list.first += list.cut_off;

@@ -56,8 +56,9 @@ void Widen(const void* data, bool wide, int64_t from, int64_t count, int64_t* ou
 struct Frontier {
   std::vector<int64_t> names;   // empty unless trees are disjoint
   std::vector<int64_t> bounds;  // empty unless the batch is monotone
+  bool strictly_earlier;        // no edge has the time of a bound
 
-  Frontier(const Batch& batch, const BatchNodes& targets) {
+  Frontier(const Batch& batch, const BatchNodes& targets, bool strictly_earlier) : strictly_earlier(strictly_earlier) {
     const auto copy = [&](std::span<const int64_t> all) {
       const auto part = all.subspan(targets.frontier_begin, targets.frontier_end - targets.frontier_begin);
       return std::vector<int64_t>(part.begin(), part.end());
@@ -125,7 +126,8 @@ class Stitching {
       std::fill_n(begin, count, bound);
     } else {
       std::copy_n(answers_[owner].times + from, count, begin);
-      if (std::any_of(begin, begin + count, [&](int64_t time) { return time > bound; })) {
+      const auto is_late = [&](int64_t time) { return time > bound || (time == bound && frontier_.strictly_earlier); };
+      if (std::any_of(begin, begin + count, is_late)) {
         ThrowUnfit(owner, "an edge that is later than its target may have");
       }
     }
@@ -170,7 +172,8 @@ class Stitching {
 
 }  // namespace
 
-void Stitch(Batch& batch, int edge_type, std::span<const uint16_t> owners, std::span<const HopAnswer> answers) {
+void Stitch(Batch& batch, int edge_type, std::span<const uint16_t> owners, std::span<const HopAnswer> answers,
+            bool strictly_earlier) {
   CheckCounts(answers);
   CheckTargets(owners, answers);
   int64_t num_edges = 0;
@@ -178,7 +181,7 @@ void Stitch(Batch& batch, int edge_type, std::span<const uint16_t> owners, std::
   batch.room().Take(num_edges, static_cast<int64_t>(owners.size()));
   BatchEdges& edges = batch.edges(edge_type);
   BatchNodes& neighbors = batch.nodes(edges.ends.neighbor_type);
-  const Frontier frontier(batch, batch.nodes(edges.ends.target_type));
+  const Frontier frontier(batch, batch.nodes(edges.ends.target_type), strictly_earlier);
   std::visit(
       [&](auto& table) {
         Stitching(table, neighbors, edges, batch.collect(), answers, frontier, batch.inducing()).Run(owners);

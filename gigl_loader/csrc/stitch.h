@@ -26,11 +26,13 @@ constexpr int kSlotBits = 40;
 
 // Adds one hop of one edge type: owners[i] names the answer that holds target i of the frontier, and
 // every answer holds its targets in their order. Nodes are numbered as the fused sampler would. While edges are
-// induced, the answers name nodes of the batch alone.
+// induced, the answers name nodes of the batch alone. Of a monotone batch, an edge with a time is not later than the
+// bound of its target, and where draws are `strictly_earlier`, it is earlier.
 //
 // Answers may come from elsewhere and are checked: throws std::runtime_error where one does not
 // fit the frontier or names a node or slot that cannot be, BatchTooLarge where the batch has no room
 // for the edges. The batch must then be begun again.
-void Stitch(Batch& batch, int edge_type, std::span<const uint16_t> owners, std::span<const HopAnswer> answers);
+void Stitch(Batch& batch, int edge_type, std::span<const uint16_t> owners, std::span<const HopAnswer> answers,
+            bool strictly_earlier = false);
 
 }  // namespace gigl

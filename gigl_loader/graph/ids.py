@@ -199,8 +199,9 @@ class NodeTimes(NamedTuple):
     order: Array
     """Positions by ascending (time, node id), int32 or int64 [N]."""
 
-    def not_later(self, bounds: Int64Array) -> Int64Array:
-        """Return for each bound how many nodes have a time that is not later, int64."""
+    def up_to(self, bounds: Int64Array, *, strictly: bool) -> Int64Array:
+        """Return for each bound how many nodes are not later, or ``strictly`` earlier, int64."""
+        is_early = np.less if strictly else np.less_equal
         low = np.zeros(len(bounds), np.int64)
         high = np.full(len(bounds), len(self.order), np.int64)
         while True:  # Binary searches, all at once: the sorted times are not stored.
@@ -208,7 +209,7 @@ class NodeTimes(NamedTuple):
             if not open_.any():
                 return low
             middle = np.where(open_, (low + high) // 2, 0)
-            early = self.times[self.order[middle]] <= bounds
+            early = is_early(self.times[self.order[middle]], bounds)
             low = np.where(open_ & early, middle + 1, low)
             high = np.where(open_ & ~early, middle, high)
 

@@ -84,6 +84,7 @@ class DistABLPLoader(BaseDistLoader):
         input_time_start: Times | None = None,
         time_window: Window | None = None,
         temporal_strategy: Literal["uniform", "last", "monotone"] = "uniform",
+        temporal_comparison: Literal["<", "<="] = "<=",
         subgraph_type: str | SubgraphType = "directional",
         sampler_options: SamplerOptions = KHopNeighborSamplerOptions(),  # noqa: B008 - a frozen value
         **options: Unpack[LoaderOptions],
@@ -93,7 +94,8 @@ class DistABLPLoader(BaseDistLoader):
         ``disjoint``
             Sample a tree of its own around every anchor and its labels, and around each random negative.
             ``batch`` is the number of the tree of every node. Anchors that repeat stay repeated.
-        ``time_attr``, ``input_time``, ``input_time_start``, ``time_window``, ``temporal_strategy``
+        ``time_attr``, ``input_time``, ``input_time_start``, ``time_window``, ``temporal_strategy``,
+        ``temporal_comparison``
             As for :class:`DistNeighborLoader`: labels share the tree and the time of their anchor. Not with
             random negatives.
         ``num_neighbors``, ``replace``, ``with_edge``, ``weight_attr``, ``subgraph_type``
@@ -148,6 +150,7 @@ class DistABLPLoader(BaseDistLoader):
             disjoint=disjoint or time_attr is not None,
             time_attr=time_attr,
             temporal_strategy=temporal_strategy,
+            temporal_comparison=temporal_comparison,
             time_window=time_window,
             with_times=input_time is not None,
             with_starts=input_time_start is not None,

@@ -330,6 +330,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
         time_attr: str | None = None,
         time_window: Window | None = None,
         temporal_strategy: Literal["uniform", "last", "monotone"] = "uniform",
+        temporal_comparison: Literal["<", "<="] = "<=",
         subgraph_type: str | SubgraphType = "directional",
         sampler_options: SamplerOptions = KHopNeighborSamplerOptions(),  # noqa: B008 - a frozen value
         **options: Unpack[LoaderOptions],
@@ -366,10 +367,10 @@ class DistLinkNeighborLoader(BaseDistLoader):
         ``disjoint``
             Sample a tree of its own around every link, its ends and its negatives. ``batch`` is the number of
             the tree of every node.
-        ``time_attr``, ``time_window``, ``input_time_start``, ``temporal_strategy``
+        ``time_attr``, ``time_window``, ``input_time_start``, ``temporal_strategy``, ``temporal_comparison``
             As for :class:`DistNeighborLoader`, by ``edge_label_time``, which is then needed. Windows bound
-            the neighbourhoods of links, not their negatives. With times of
-            nodes, the ends of negatives are drawn among nodes that are not later than their link; where there
+            the neighbourhoods of links, not their negatives. With times of nodes, the ends of negatives are
+            drawn among nodes that are not later than their link (with ``"<"``: that are earlier); where there
             are none, among all, which ``stats()["negatives_too_late"]`` counts.
         ``replace``, ``with_edge``, ``weight_attr``, ``subgraph_type``
             As for :class:`DistNeighborLoader`.
@@ -393,6 +394,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
             disjoint=disjoint or time_attr is not None,
             time_attr=time_attr,
             temporal_strategy=temporal_strategy,
+            temporal_comparison=temporal_comparison,
             time_window=time_window,
             with_starts=input_time_start is not None,
             subgraph_type=subgraph_type,
@@ -466,7 +468,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
         """Return the counters of every loader, and counters of negatives in the batches made so far.
 
         ``negatives_not_strict`` are edges though they should be none, ``negatives_too_late`` have an end that
-        is later than their link.
+        is not early enough for their link.
         """
         counted = self._pipeline.counted
         return {**super().stats(), **{name: counted[name] for name in (NOT_STRICT, TOO_LATE)}}

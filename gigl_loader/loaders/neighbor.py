@@ -55,6 +55,7 @@ def sampler_arguments(
     disjoint: Any,
     time_attr: Any = None,
     temporal_strategy: Any = "uniform",
+    temporal_comparison: Any = "<=",
     time_window: Any = None,
     with_times: bool = False,
     with_starts: bool = False,
@@ -77,6 +78,7 @@ def sampler_arguments(
         time_attr=time_attr,
         last=(strategy := _strategy(temporal_strategy, time_attr)) == "last",
         monotone=strategy == "monotone",
+        strictly_earlier=_is_strict(temporal_comparison, time_attr),
         time_window=time_window,
         with_times=with_times,
         with_starts=with_starts,
@@ -92,6 +94,14 @@ def _strategy(strategy: Any, time_attr: Any) -> str:
             f"temporal_strategy {strategy!r} needs time_attr, the column that says what is later"
         )
     return str(strategy)
+
+
+def _is_strict(comparison: Any, time_attr: Any) -> bool:
+    if comparison not in ("<", "<="):
+        raise ValueError(f"temporal_comparison must be '<=' or '<', got {comparison!r:.200}")
+    if comparison == "<" and time_attr is None:
+        raise ValueError("temporal_comparison '<' needs time_attr, the column that it compares")
+    return bool(comparison == "<")
 
 
 def _subgraph_type(value: Any) -> str:
@@ -207,6 +217,7 @@ class DistNeighborLoader(BaseDistLoader):
         input_time_start: Times | None = None,
         time_window: Window | None = None,
         temporal_strategy: Literal["uniform", "last", "monotone"] = "uniform",
+        temporal_comparison: Literal["<", "<="] = "<=",
         subgraph_type: str | SubgraphType = "directional",
         sampler_options: SamplerOptions = KHopNeighborSamplerOptions(),  # noqa: B008 - a frozen value
         **options: Unpack[LoaderOptions],
@@ -256,6 +267,10 @@ class DistNeighborLoader(BaseDistLoader):
             ``"uniform"`` draws among the neighbours that are early enough, ``"last"`` takes the latest.
             ``"monotone"`` draws as ``"uniform"``, and no edge is later than the edge by which its target was
             first reached; with times of nodes, no neighbour is later than the node whose neighbour it is.
+        ``temporal_comparison``
+            ``"<"``: what must not be later than a time must be earlier: than that of the seed, the last of a
+            window, and, with ``"monotone"``, of the edge or node that led there. Windows keep their start,
+            and seeds are in their trees whatever their own time.
         ``subgraph_type``
             Which edges a batch has: ``"directional"``, those that were drawn; ``"bidirectional"``, these and
             their reverses, with edge ids and columns, one edge for each pair of nodes and direction (a type
@@ -278,6 +293,7 @@ class DistNeighborLoader(BaseDistLoader):
             disjoint=disjoint,
             time_attr=time_attr,
             temporal_strategy=temporal_strategy,
+            temporal_comparison=temporal_comparison,
             time_window=time_window,
             with_times=input_time is not None,
             with_starts=input_time_start is not None,

@@ -446,6 +446,7 @@ class DrawRule:
         last: bool = False,
         window: bool = False,
         monotone: bool = False,
+        strictly_earlier: bool = False,
         batch_dependency: int = 1,
     ) -> None: ...
     @property
@@ -470,6 +471,9 @@ class DrawRule:
     @property
     def monotone(self) -> bool:
         """Only neighbours that are not later than the bound of the target."""
+    @property
+    def strictly_earlier(self) -> bool:
+        """No neighbour at the very time of the tree, or of the bound."""
     @property
     def batch_dependency(self) -> int:
         """Of LABOR: batches for which a node keeps its random number."""
@@ -631,10 +635,11 @@ class BatchBuilder(Batch):
             tuple[npt.NDArray[np.int32], npt.NDArray[Any], npt.NDArray[Any] | None, Int64Array | None]
         ],
         times: Sequence[Int64Array] = (),
+        strictly_earlier: bool = False,
     ) -> None:
         """Add what the partitions answered for their share: counts, positions, edge ids, slots.
 
-        ``times``: of the edges of each answer, where the rule was monotone.
+        ``times``: of the edges of each answer, where the rule was monotone; ``strictly_earlier`` as in it.
         ``RuntimeError`` for an answer that cannot be one, ``BatchTooLarge`` beyond ``max_edges``; the
         batch must then be begun again.
         """

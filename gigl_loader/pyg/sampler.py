@@ -219,6 +219,7 @@ class GiglSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed.
         disjoint: bool = False,
         time_attr: str | None = None,
         temporal_strategy: Literal["uniform", "last"] = "uniform",
+        temporal_comparison: Literal["<", "<="] = "<=",
         subgraph_type: str | SubgraphType = "directional",
         seed: int | None = None,
         timeout: float = 300.0,
@@ -228,7 +229,7 @@ class GiglSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed.
         ``dataset``
             A ``DistDataset`` or a ``RemoteDistDataset``.
         ``num_neighbors``, ``replace``, ``with_edge``, ``weight_attr``, ``disjoint``, ``time_attr``,
-        ``temporal_strategy``, ``subgraph_type``
+        ``temporal_strategy``, ``temporal_comparison``, ``subgraph_type``
             As for ``DistNeighborLoader``.
         ``seed``
             Run seed. Random, and logged, when ``None``. See :attr:`seed`.
@@ -248,6 +249,7 @@ class GiglSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed.
             disjoint=disjoint,
             time_attr=time_attr,
             temporal_strategy=temporal_strategy,
+            temporal_comparison=temporal_comparison,
             subgraph_type=subgraph_type,
         )
         self._timeout_s = arguments.seconds("timeout", timeout, above_zero=True)

@@ -214,7 +214,7 @@ def parse(
 
 
 _COLLECTED = ("with_edge_ids", "with_slots")
-_RULE = ("replace", "labor", "last", "window", "monotone")
+_RULE = ("replace", "labor", "last", "window", "monotone", "strictly_earlier")
 _FLAGS = ("with_edge_ids", "with_slots", "outward", "disjoint", *_RULE)
 
 

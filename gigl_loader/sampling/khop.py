@@ -48,6 +48,8 @@ class KHop:
     """Take the latest neighbours in place of random ones."""
     monotone: bool = False
     """No edge, or neighbour, is later than the edge, or neighbour, that led to its target."""
+    strictly_earlier: bool = False
+    """No edge, or neighbour, has the very time that it must not be later than."""
     time_window: TimeWindow = None
     """No edge, or neighbour, is earlier than the window of its tree."""
     with_starts: bool = False
@@ -94,13 +96,20 @@ class KHop:
             raise ValueError(
                 'temporal_strategy "last" takes the latest neighbours: it needs time_attr, and no replace'
             )
-        if self.time_attr is None and (self.monotone or self.time_window is not None or self.with_starts):
-            raise ValueError("windows of time, and monotone draws, need time_attr")
+        if self.time_attr is None and (
+            self.monotone or self.strictly_earlier or self.time_window is not None or self.with_starts
+        ):
+            raise ValueError("windows of time, monotone draws, and temporal_comparison '<', need time_attr")
         if self.monotone and self.last:
             raise ValueError('temporal_strategy is "last" or "monotone", not both')
         if self.time_window is not None and self.with_starts:
             raise ValueError(
                 "time_window has no meaning with input_time_start, which gives each seed its own"
+            )
+        window = self.time_window
+        if self.strictly_earlier and (window == 0 or (isinstance(window, tuple) and window[0] == window[1])):
+            raise ValueError(
+                f"time_window {window!r} is empty with temporal_comparison '<', which leaves its end out"
             )
 
     @classmethod
@@ -123,6 +132,7 @@ class KHop:
             time_attr=check_time(schema, arguments.time_attr),
             last=arguments.last,
             monotone=arguments.monotone,
+            strictly_earlier=arguments.strictly_earlier,
             time_window=read_window(arguments.time_window, arguments.time_unit(schema)),
             with_starts=arguments.with_starts,
             subgraph_type=arguments.subgraph_type,
@@ -230,6 +240,7 @@ class KHop:
             last=self.last and time is not None,
             window=(self.time_window is not None or self.with_starts) and time is not None,
             monotone=self.monotone and time is not None,
+            strictly_earlier=self.strictly_earlier and time is not None,
             batch_dependency=self.batch_dependency,
         )
 

@@ -155,7 +155,7 @@ class DrawnNegatives(NamedTuple):
     not_strict: int
     """Number of strict negatives that are edges nevertheless."""
     too_late: int
-    """How many have an end that is later than their link."""
+    """How many have an end that is not early enough for their link."""
 
 
 class NegativeDrawer:
@@ -169,10 +169,12 @@ class NegativeDrawer:
         negatives: Negatives,
         *,
         time_attr: str | None = None,
+        strictly_earlier: bool = False,
     ) -> None:
         """``store`` says which edges exist. It is needed where negatives are strict.
 
-        Nodes of types that have the time ``time_attr`` are drawn among nodes not later than the link.
+        Nodes of types that have the time ``time_attr`` are drawn among nodes not later than the link, or
+        ``strictly_earlier``.
         """
         self._graph = graph
         self._store = store
@@ -183,7 +185,7 @@ class NegativeDrawer:
         self._held_out = held_out if held_out in graph.schema.labels else None
         weights = (negatives.src_weight, negatives.dst_weight)
         self._ends = [
-            _End(graph, node_type, weight, time_attr)
+            _End(graph, node_type, weight, time_attr, strictly_earlier=strictly_earlier)
             for node_type, weight in zip((edge_type[0], edge_type[2]), weights, strict=True)
         ]
 
@@ -261,12 +263,19 @@ class _End:
     """The nodes that one end of a negative is drawn from."""
 
     def __init__(
-        self, graph: Graph, node_type: NodeType, weights: NodeWeights | None, time_attr: str | None
+        self,
+        graph: Graph,
+        node_type: NodeType,
+        weights: NodeWeights | None,
+        time_attr: str | None,
+        *,
+        strictly_earlier: bool,
     ) -> None:
         self._graph = graph
         self._type = node_type
         self._count = graph.schema.nodes[node_type].count
         self._weights = weights
+        self._strictly = strictly_earlier
         self._times = (
             graph.node_times(node_type, time_attr)
             if time_attr is not None and time_attr in graph.schema.nodes[node_type].times
@@ -285,7 +294,7 @@ class _End:
         """
         if self._times is None or times is None:
             return None
-        counts = self._times.not_later(times)
+        counts = self._times.up_to(times, strictly=self._strictly)
         if self._sums is not None:  # Of nodes without weight, none can be drawn.
             sums = np.where(counts > 0, self._sums[np.maximum(counts, 1) - 1], 0.0)
             counts[sums == 0] = 0

@@ -234,7 +234,7 @@ class DistributedSampler:
         parts = [(each.counts, each.positions, each.edge_ids, each.slots) for each in answers]
         times = [each.times for each in answers if each.times is not None] if monotone else []
         try:
-            return self._builder.append(index, parts, times)
+            return self._builder.append(index, parts, times, strictly_earlier=self._hops.strictly_earlier)
         except RuntimeError as error:
             edge_type = self._writer.edge_types[index]
             raise FormatError(f"edge type {edge_type}: {error}") from None

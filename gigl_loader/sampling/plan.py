@@ -339,6 +339,8 @@ class SamplerArguments:
     """``temporal_strategy`` is ``"last"``."""
     monotone: bool = False
     """``temporal_strategy`` is ``"monotone"``."""
+    strictly_earlier: bool = False
+    """``temporal_comparison`` is ``"<"``."""
     time_window: Any = None
     with_times: bool = False
     """The input has a time for each entry."""

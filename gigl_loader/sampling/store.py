@@ -57,6 +57,8 @@ class DrawRule:
     """Neighbours earlier than the start of the target's tree are not drawn either."""
     monotone: bool = False
     """Neighbours later than the target's bound, the time of the edge that led to it, are not drawn."""
+    strictly_earlier: bool = False
+    """Neighbours at the very time of the tree, or of the bound, are not drawn either."""
     batch_dependency: int = 1
     """Of LABOR: batches of an epoch for which a node keeps its random number."""
 
@@ -66,7 +68,7 @@ class DrawRule:
         check_batch_dependency(self.batch_dependency, labor=self.labor)
         if self.last and (self.replace or self.time is None):
             raise ValueError("the last neighbours are drawn by time, without replacement")
-        if self.time is None and (self.window or self.monotone):
+        if self.time is None and (self.window or self.monotone or self.strictly_earlier):
             raise ValueError("windows, and neighbours that get no later, are drawn by time")
         if self.monotone and self.last:
             raise ValueError("the last neighbours are those of the whole tree, not of a bound")
@@ -91,6 +93,7 @@ class DrawRule:
             last=self.last,
             window=self.window,
             monotone=self.monotone,
+            strictly_earlier=self.strictly_earlier,
             batch_dependency=self.batch_dependency,
         )
 

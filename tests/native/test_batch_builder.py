@@ -84,6 +84,14 @@ def test_bounds_of_new_nodes_are_the_times_of_their_edges() -> None:
     builder.split(0)
     with pytest.raises(RuntimeError, match="partition 1: an edge that is later than its target may have"):
         builder.append(0, [_answer([], []), _answer([1], [1])], [np.empty(0, np.int64), np.array([10])])
+    builder.begin([(0, np.array([4]))], tree_times=np.array([9]))
+    builder.split(0)
+    at_the_bound = [_answer([], []), _answer([1], [1])], [np.empty(0, np.int64), np.array([9])]
+    with pytest.raises(RuntimeError, match="an edge that is later than its target may have"):
+        builder.append(0, *at_the_bound, strictly_earlier=True)
+    builder.begin([(0, np.array([4]))], tree_times=np.array([9]))
+    builder.split(0)
+    builder.append(0, *at_the_bound)
     with pytest.raises(ValueError, match="a tree has no time"):
         builder.begin([(0, np.array([1 << 40]))], tree_times=np.array([9]))
 

@@ -30,6 +30,8 @@ def drawn(
     time: int | None = 5,
     start: int | None = None,
     bound: int | None = None,
+    *,
+    of_list: Any = TIMES,
     **options: Any,
 ) -> Any:
     """Return the edge ids that are drawn from the list in the tree of number 0."""
@@ -50,7 +52,7 @@ def drawn(
     assert edge_ids is not None
     assert (times is not None) == rule.monotone
     if times is not None:
-        of_edges = dict(zip(SLOTS.tolist(), TIMES.tolist(), strict=True))
+        of_edges = dict(zip(SLOTS.tolist(), of_list.tolist(), strict=True))
         assert times.tolist() == [of_edges[number - 10] for number in edge_ids.tolist()]
     return edge_ids.tolist()
 
@@ -66,6 +68,13 @@ def drawn(
         ({"fanout": 2, "last": True, "weighted": True}, 8, [11, 15]),
         ({"fanout": 9, "weighted": True}, 8, [13, 15, 11]),
         ({"fanout": -1, "weighted": True}, 9, [13, 15, 11, 14]),
+        ({"fanout": -1, "strictly_earlier": True}, 5, [13, 10, 15]),
+        ({"fanout": 9, "strictly_earlier": True}, 2, [13]),
+        ({"fanout": 9, "strictly_earlier": True}, 1, []),
+        ({"fanout": 2, "last": True, "strictly_earlier": True}, 5, [15, 10]),
+        ({"fanout": 2, "last": True, "weighted": True, "strictly_earlier": True}, 5, [15, 13]),
+        ({"fanout": 9, "weighted": True, "strictly_earlier": True}, 8, [13, 15, 11]),
+        ({"fanout": -1, "weighted": True, "strictly_earlier": True}, 9, [13, 15, 11]),
     ],
 )
 def test_entries_that_are_early_enough_come_in_order_of_time(
@@ -90,12 +99,35 @@ def test_entries_that_are_early_enough_come_in_order_of_time(
         ({"fanout": -1, "monotone": True}, {"time": 9, "bound": 2}, [13, 10, 15]),
         ({"fanout": -1, "monotone": True, "window": True}, {"time": 9, "bound": 5, "start": 2}, [10, 15, 11]),
         ({"fanout": -1, "monotone": True, "weighted": True}, {"time": 9, "bound": 4}, [13, 15]),
+        ({"fanout": -1, "window": True, "strictly_earlier": True}, {"time": 8, "start": 5}, [11]),
+        ({"fanout": -1, "window": True, "strictly_earlier": True}, {"time": 5, "start": 5}, []),
+        (
+            {"fanout": 9, "window": True, "last": True, "weighted": True, "strictly_earlier": True},
+            {"time": 9, "start": 2},
+            [11, 15],
+        ),
+        ({"fanout": -1, "monotone": True, "strictly_earlier": True}, {"time": 9, "bound": 2}, [13]),
     ],
 )
 def test_windows_and_bounds_cut_the_order_of_time(
     rule: dict[str, Any], span: dict[str, int], expected: list[int]
 ) -> None:
     assert drawn(lists(), native.DrawRule(**rule, timed=True), **span) == expected
+
+
+@pytest.mark.parametrize(
+    "rule", [{}, {"last": True}, {"weighted": True}, {"monotone": True}, {"window": True}]
+)
+def test_nothing_is_earlier_than_the_least_time(rule: dict[str, bool]) -> None:
+    least = -(2**63)
+    span: dict[str, Any] = (
+        {"bound": least} if "monotone" in rule else {"start": least} if "window" in rule else {}
+    )
+    times = np.array([least, least, 0, 1, 2, 2**63 - 1])
+    adjacency = lists(times=[times], time_sums=[np.arange(1, 7)])
+    for strictly, expected in ((False, 2), (True, 0)):
+        strict = native.DrawRule(-1, timed=True, strictly_earlier=strictly, **rule)
+        assert len(drawn(adjacency, strict, least, of_list=times, **span)) == expected
 
 
 @pytest.mark.parametrize(
@@ -126,7 +158,12 @@ def test_rules_that_make_no_sense_are_refused() -> None:
     for options in ({"timed": True, "replace": True}, {}):
         with pytest.raises(ValueError, match="timed rule without replacement"):
             native.DrawRule(3, last=True, **options)
-    for options in ({"window": True}, {"monotone": True}, {"monotone": True, "timed": True, "last": True}):
+    for options in (
+        {"window": True},
+        {"monotone": True},
+        {"strictly_earlier": True},
+        {"monotone": True, "timed": True, "last": True},
+    ):
         with pytest.raises(ValueError, match="those of a timed rule"):
             native.DrawRule(3, **options)
 

@@ -166,6 +166,10 @@ def pick_whole(
     return picks
 
 
+def is_early(time: int, bound: int, *, strictly: bool) -> bool:
+    return time < bound if strictly else time <= bound
+
+
 def pick_in_time(
     key: int,
     hop: int,
@@ -178,11 +182,16 @@ def pick_in_time(
     fanout: int,
     replace: bool,
     last: bool,
+    strictly_earlier: bool,
     weights: Sequence[float] | None,
 ) -> list[int]:
     """Places in a sorted adjacency list with these times (and weights) that a fanout takes in time."""
     in_order = sorted(range(len(times)), key=lambda i: times[i])
-    early = [place for place in in_order if start <= times[place] <= bound]
+    early = [
+        place
+        for place in in_order
+        if start <= times[place] and is_early(times[place], bound, strictly=strictly_earlier)
+    ]
     whole = None if weights is None else whole_weights(weights)
     if last:
         latest = [place for place in reversed(early) if whole is None or whole[place]]
@@ -206,12 +215,18 @@ def pick_weighted_node(word: int, weights: Sequence[float]) -> int:
 
 
 def pick_node(
-    word: int, ids: Sequence[int], weights: Sequence[float] | None, times: Sequence[int] | None, bound: int
+    word: int,
+    ids: Sequence[int],
+    weights: Sequence[float] | None,
+    times: Sequence[int] | None,
+    bound: int,
+    *,
+    strictly_earlier: bool,
 ) -> int:
-    """The node (of ``ids``, which ascend) that a random word draws, among those not later than ``bound``."""
+    """The node (of ``ids``, which ascend) that a random word draws, among those early enough."""
     if times is not None:
         ranks = sorted(range(len(ids)), key=lambda rank: times[rank])
-        early = [rank for rank in ranks if times[rank] <= bound]
+        early = [rank for rank in ranks if is_early(times[rank], bound, strictly=strictly_earlier)]
         if early and (weights is None or any(weights[rank] for rank in early)):
             ids = [ids[rank] for rank in early]
             weights = None if weights is None else [weights[rank] for rank in early]
@@ -232,6 +247,7 @@ def negatives(
     src_times: Sequence[int] | None = None,
     dst_times: Sequence[int] | None = None,
     link_times: Sequence[int] = (),
+    strictly_earlier: bool = False,
 ) -> tuple[list[tuple[int, int]], int]:
     """Negatives of links (pairs of node ids), and how many are among the edges ``strict_against``.
 
@@ -245,7 +261,7 @@ def negatives(
             words = philox(key, j, 0xFF << 56 | draw_number)
             bound = link_times[j % len(links)] if link_times else 0
             src, dst = (
-                pick_node(word, ids, weights, times, bound)
+                pick_node(word, ids, weights, times, bound, strictly_earlier=strictly_earlier)
                 for word, (ids, weights, times) in zip(words, ends, strict=True)
             )
             pair = (links[j % len(links)][0] if mode == "triplet" else src, dst)
@@ -390,6 +406,7 @@ def sample(
     tree_starts: Sequence[int] = (),
     last: bool = False,
     monotone: bool = False,
+    strictly_earlier: bool = False,
 ) -> OracleBatch:
     """Sample around ``seeds`` (node ids), or groups of them by type. Edge types are visited in sorted order.
 
@@ -449,6 +466,7 @@ def sample(
                     bound=bound,
                     start=tree_starts[tree] if tree_starts else -(2**63),
                     last=last,
+                    strictly_earlier=strictly_earlier,
                 )
                 for place in places:
                     neighbor, edge_id = neighbors[place]
@@ -473,6 +491,7 @@ def _places(
     bound: int,
     start: int,
     last: bool,
+    strictly_earlier: bool,
 ) -> list[int]:
     """Places in the list of a node's neighbours that a hop takes."""
     weighed = None if weights is None else [weights[edge_id] for _, edge_id in neighbors]
@@ -489,6 +508,7 @@ def _places(
             fanout=fanout,
             replace=replace,
             last=last,
+            strictly_earlier=strictly_earlier,
             weights=weighed,
         )
     if weighed is not None:

@@ -72,6 +72,7 @@ GOLDEN: Mapping[int, Mapping[str, str]] = {
         "in time": "4fcb7da4401501a5",
         "the last in time": "53f7600e6265e102",
         "monotone, in a window of time": "8fe59262b07980c2",
+        "strictly earlier, monotone": "e2c6362ef60863e9",
         "disjoint": "29110c359b86d717",
         "LABOR": "a34fe6a7fb06d149",
         "LABOR, dependent batches": "1c7a9fc78432f62b",
@@ -172,6 +173,14 @@ KINDS: Mapping[str, Callable[[], str]] = {
     "the last in time": _nodes(time_attr="when", input_time=TIMES, temporal_strategy="last"),
     "monotone, in a window of time": _nodes(
         (4, 3, 3), time_attr="when", input_time=TIMES, temporal_strategy="monotone", time_window=400
+    ),
+    "strictly earlier, monotone": _nodes(
+        (4, 3, 3),
+        time_attr="when",
+        input_time=TIMES,
+        temporal_strategy="monotone",
+        temporal_comparison="<",
+        weight_attr="weight",
     ),
     "disjoint": _nodes(disjoint=True),
     "LABOR": _nodes(sampler_options=LaborSamplerOptions()),

@@ -139,6 +139,7 @@ def _frame(sampler: PlanSampler, request: BatchRequest) -> tuple[Layout, npt.NDA
         st.sampled_from(["uniform", "replace", "last", "monotone", "monotone, replace"]),
         st.booleans(),
         st.sampled_from([None, 0, 4, 2**63 - 1, (3, 8), (-(2**63), 2**62), "starts"]),
+        st.booleans(),
     ),
     st.lists(st.lists(st.sampled_from([-1, 0, 1, 2, 5, 40]), min_size=2, max_size=2), min_size=3, max_size=3),
     st.lists(
@@ -149,12 +150,14 @@ def _frame(sampler: PlanSampler, request: BatchRequest) -> tuple[Layout, npt.NDA
 )
 def test_any_partitioning_gives_the_draws_of_the_written_rules(
     cut: tuple[int, str, Direction],
-    draws: tuple[str, str, bool, Any],
+    draws: tuple[str, str, bool, Any, bool],
     fanouts: list[list[int]],
     entries: list[tuple[int, int]],
 ) -> None:
     partitions, _, edge_dir = cut
-    by, way, weighted, window = draws
+    by, way, weighted, window, strictly = draws
+    if strictly and window == 0:
+        window = 1
     graph, times = _graph(*cut), _times()
     hops = dict(zip(EDGE_TYPES, map(tuple, fanouts), strict=True))
     plan = NeighborPlan(
@@ -167,6 +170,7 @@ def test_any_partitioning_gives_the_draws_of_the_written_rules(
         time_attr=by,
         last=way == "last",
         monotone="monotone" in way,
+        strictly_earlier=strictly,
         time_window=None if window == "starts" else window,
         with_starts=window == "starts",
         with_times=True,
@@ -205,6 +209,7 @@ def test_any_partitioning_gives_the_draws_of_the_written_rules(
         tree_starts=starts,
         last=way == "last",
         monotone="monotone" in way,
+        strictly_earlier=strictly,
     )
     assert layout.view(fused, "seed_time").tolist() == when
     for edge_type in EDGE_TYPES:
@@ -215,7 +220,9 @@ def test_any_partitioning_gives_the_draws_of_the_written_rules(
         target_type = graph.schema.target_type(edge_type)
         for number, target in zip(found, expected.targets[edge_type], strict=True):
             tree = expected.trees[target_type][target]
-            assert edge_type not in bounding or starts[tree] <= bounding[edge_type][number] <= ends[tree]
+            if edge_type in bounding:
+                time = bounding[edge_type][number]
+                assert starts[tree] <= time <= ends[tree] - strictly
 
 
 # --- loaders
@@ -345,6 +352,7 @@ def test_negatives_are_those_of_the_written_rules(links: list[tuple[int, int]], 
     amount = data.draw(st.sampled_from([1, 2]))
     strict = data.draw(st.booleans())
     times = data.draw(st.lists(st.integers(-1, 51), min_size=len(links), max_size=len(links)))
+    strictly = data.draw(st.booleans())
     weight = st.none() | st.just([float(number % 4) for number in range(40)])
     dst_weight = data.draw(weight)
     dataset = DistDataset.from_pyg(
@@ -360,6 +368,7 @@ def test_negatives_are_those_of_the_written_rules(links: list[tuple[int, int]], 
         (BUYS, torch.tensor(links).t()),
         edge_label_time=torch.tensor(times),
         time_attr="born",
+        temporal_comparison="<" if strictly else "<=",
         neg_sampling=NegativeSampling(mode, amount, strict=strict, dst_weight=given_weight),
         batch_size=len(links),
         **OPTIONS,
@@ -380,6 +389,7 @@ def test_negatives_are_those_of_the_written_rules(links: list[tuple[int, int]], 
         src_times=born["user"].tolist(),
         dst_times=born["item"].tolist(),
         link_times=times,
+        strictly_earlier=strictly,
     )
     if mode == "binary":
         local = batch[BUYS].edge_label_index[:, len(links) :]
@@ -398,10 +408,10 @@ def test_negatives_are_those_of_the_written_rules(links: list[tuple[int, int]], 
     assert stats["negatives_not_strict"] == not_strict
     late = 0
     for number, (src, dst) in enumerate(expected):
-        bound = times[number % len(links)]
+        bound = times[number % len(links)] - strictly
         late += int(born["item"][dst] > bound or (mode == "binary" and int(born["user"][src]) > bound))
     assert stats["negatives_too_late"] == late
-    _check_trees(batch, born, torch.tensor(times))
+    _check_trees(batch, born, torch.tensor(times) - int(strictly))
 
 
 def test_labels_share_the_tree_and_the_time_of_their_anchor() -> None:
@@ -437,6 +447,111 @@ def test_a_monotone_path_gets_no_later() -> None:
         ) as loader:
             found[time] = next(iter(loader)).e_id.tolist()
     assert found == {8: [0, 2, 4], 9: [0, 5, 2, 4, 3]}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_event_at_the_time_of_its_label_is_in_no_tree(num_workers: int) -> None:
+    """The shape of RelBench's tasks: rows of a table are events, and labels are made of some of them."""
+    random = torch.Generator().manual_seed(3)
+    index = torch.stack([torch.randint(0, 20, (400,), generator=random) for _ in range(2)])
+    when = torch.randint(0, 12, (400,), generator=random)  # Days: many events share one.
+    data = HeteroData()
+    data["user"].num_nodes = data["item"].num_nodes = 20
+    data[BUYS].edge_index, data[BUYS].t = index, when
+    data[REVERSE].edge_index, data[REVERSE].t = index.flip(0), when
+    dataset = DistDataset.from_pyg(data, time_attr="t", num_partitions=2)
+    options = {**OPTIONS, "num_workers": num_workers, "time_attr": "t", "batch_size": 100}
+    seen = {}
+    for comparison in ("<=", "<"):
+        with DistLinkNeighborLoader(
+            dataset,
+            [-1, -1],
+            (BUYS, index),
+            edge_label_time=when,
+            temporal_comparison=comparison,
+            neg_sampling="binary",
+            **options,
+        ) as loader:
+            seen[comparison] = 0
+            for batch in loader:
+                of_trees = batch[BUYS].seed_time
+                assert of_trees.tolist() == when[batch[BUYS].input_id].tolist(), "the time that was given"
+                for kind in (BUYS, REVERSE):
+                    bounds = of_trees[batch[kind[2]].batch[batch[kind].edge_index[1]]]
+                    seen[comparison] += int((batch[kind].t >= bounds).sum())
+                    assert (batch[kind].t <= bounds).all()
+    assert seen["<="] > 400, "the label itself, for each of them"
+    assert not seen["<"]
+
+
+def test_a_seed_is_in_its_own_tree_whatever_the_comparison() -> None:
+    # Paper 2 cites 0, 1 and itself, and 1 is as old as it is.
+    data = Data(edge_index=torch.tensor([[0, 1, 2], [2, 2, 2]]), born=torch.tensor([3, 5, 5]), num_nodes=3)
+    dataset = DistDataset.from_pyg(data, time_attr="born")
+    found = {}
+    for comparison in ("<=", "<"):
+        with DistNeighborLoader(
+            dataset, [-1], torch.tensor([2]), time_attr="born", temporal_comparison=comparison, **OPTIONS
+        ) as loader:
+            [batch] = loader
+            assert batch.seed_time.tolist() == [5]
+            found[comparison] = batch.n_id.tolist()
+            with dataset.sampler([-1], time_attr="born", temporal_comparison=comparison, seed=9) as sampler:
+                assert sampler.sample(torch.tensor([2])).n_id.tolist() == found[comparison]
+    assert found == {"<=": [2, 0, 1], "<": [2, 0]}
+
+
+def test_strictly_earlier_times_fall_along_a_monotone_path() -> None:
+    # 0 <- 1 at 5; 1 <- 2 at 5 and 1 <- 3 at 4, of which only the latter is earlier than the first step.
+    data = Data(edge_index=torch.tensor([[1, 2, 3], [0, 1, 1]]), t=torch.tensor([5, 5, 4]), num_nodes=4)
+    dataset = DistDataset.from_pyg(data, time_attr={EDGE: "t"}, num_partitions=2)
+    options: dict[str, Any] = {**OPTIONS, "time_attr": "t", "temporal_strategy": "monotone"}
+    found = {}
+    for comparison, time in (("<=", 5), ("<", 5), ("<", 6)):
+        with DistNeighborLoader(
+            dataset,
+            [-1, -1],
+            torch.tensor([0]),
+            input_time=torch.tensor([time]),
+            **{**options, "temporal_comparison": comparison},
+        ) as loader:
+            found[comparison, time] = next(iter(loader)).e_id.tolist()
+    assert found == {("<=", 5): [0, 2, 1], ("<", 5): [], ("<", 6): [0, 2]}
+
+
+def test_the_start_of_a_window_belongs_to_it_and_its_end_does_not() -> None:
+    when = torch.arange(20)
+    data = Data(edge_index=torch.stack([when, torch.zeros_like(when)]), t=when, num_nodes=20)
+    dataset = DistDataset.from_pyg(data, time_attr={EDGE: "t"})
+    options = {**OPTIONS, "time_attr": "t", "with_edge": True, "temporal_comparison": "<"}
+    for window, expected in (
+        ({"time_window": 3, "input_time": torch.tensor([10])}, [7, 8, 9]),
+        ({"time_window": (4, 8), "input_time": torch.tensor([10])}, [4, 5, 6, 7]),
+        ({"time_window": (4, 8), "input_time": torch.tensor([6])}, [4, 5]),
+        ({"time_window": (4, 8)}, [4, 5, 6, 7]),
+        ({"input_time_start": torch.tensor([8]), "input_time": torch.tensor([10])}, [8, 9]),
+        ({"input_time_start": torch.tensor([8]), "input_time": torch.tensor([8])}, []),
+    ):
+        with DistNeighborLoader(dataset, [-1], torch.tensor([0]), **window, **options) as loader:
+            assert sorted(next(iter(loader)).e_id.tolist()) == expected
+
+
+def test_given_negatives_at_the_time_of_their_link_are_counted_as_too_late() -> None:
+    data, _ = _bipartite()
+    data["item"].born = torch.arange(40)
+    dataset = DistDataset.from_pyg(data, time_attr="born")
+    options: dict[str, Any] = {**OPTIONS, "time_attr": "born", "batch_size": 2}
+    for comparison, late in (("<=", 1), ("<", 3)):
+        with DistLinkNeighborLoader(
+            dataset,
+            [0],
+            (BUYS, torch.tensor([[0, 1], [0, 1]])),
+            edge_label_time=torch.tensor([10, 20]),
+            neg_sampling=torch.tensor([[10, 9], [20, 21]]),
+            **{**options, "temporal_comparison": comparison},
+        ) as loader:
+            list(loader)
+            assert loader.stats()["negatives_too_late"] == late
 
 
 def test_a_span_of_time_needs_no_time_of_seeds() -> None:
@@ -580,6 +695,14 @@ def _edge_timed() -> DistDataset:
         ({"temporal_strategy": "last"}, "temporal_strategy 'last' needs time_attr"),
         ({"temporal_strategy": "monotone"}, "temporal_strategy 'monotone' needs time_attr"),
         ({"time_attr": "born", "temporal_strategy": "newest"}, "'last' or 'monotone', got 'newest'"),
+        (
+            {"time_attr": "born", "temporal_comparison": ">"},
+            "temporal_comparison must be '<=' or '<', got '>'",
+        ),
+        ({"time_attr": "born", "temporal_comparison": None}, "must be '<=' or '<', got None"),
+        ({"temporal_comparison": "<"}, "temporal_comparison '<' needs time_attr"),
+        ({"time_attr": "born", "temporal_comparison": "<", "time_window": 0}, "time_window 0 is empty with"),
+        ({"time_attr": "born", "temporal_comparison": "<", "time_window": (3, 3)}, r"\(3, 3\) is empty with"),
         ({"time_attr": "born", "temporal_strategy": "last", "replace": True}, "no replace"),
         ({"time_attr": "born", "input_time": torch.arange(9)}, "each of the 60 entries of the input, got 9"),
         ({"time_attr": "born", "input_time": torch.zeros(60, 2, dtype=torch.int64)}, "must be 1-D"),

@@ -141,6 +141,13 @@ CASES: dict[str, dict[str, Any]] = {
     "weighted": {"num_neighbors": [4, 3], "weight_attr": "w"},
     "in time": {"num_neighbors": [4, 3], "time_attr": "t", "input_time": True},
     "latest": {"num_neighbors": [4, 3], "time_attr": "t", "input_time": True, "temporal_strategy": "last"},
+    "strictly earlier": {
+        "num_neighbors": [4, 3],
+        "time_attr": "t",
+        "input_time": True,
+        "temporal_strategy": "monotone",
+        "temporal_comparison": "<",
+    },
     "weighted in time": {"num_neighbors": [4, 3], "time_attr": "t", "input_time": True, "weight_attr": "w"},
     "by times of nodes": {"num_neighbors": [4, 3], "time_attr": "born"},
     "labor": {"num_neighbors": [4, 3], "sampler_options": LaborSamplerOptions()},

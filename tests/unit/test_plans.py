@@ -187,18 +187,20 @@ def test_windows_and_monotone_draws_are_written_unless_they_are_the_default() ->
     }
     schema = replace(SCHEMA, edges=edges)
     timed = with_sampler(PLAN, disjoint=True, time_attr="t", with_times=True)
-    names = ("monotone", "time_window", "with_starts")
+    names = ("monotone", "time_window", "with_starts", "strictly_earlier")
     assert not any(name in json.loads(timed.to_json()) for name in names)
     for given in (
         {"monotone": True, "time_window": 5},
         {"time_window": (-(2**63), 3)},
         {"with_starts": True},
+        {"strictly_earlier": True, "time_window": 5},
     ):
         plan = with_sampler(timed, **given)
         assert read_plan(plan.to_json(), schema) == plan
         assert {name for name in names if name in json.loads(plan.to_json())} == set(given)
     for field, value, message in (
         ("monotone", 1, "monotone is true or false, got 1"),
+        ("strictly_earlier", 1, "strictly_earlier is true or false, got 1"),
         ("time_window", "day", "time_window is a whole number or two, of 64 bits, got 'day'"),
         ("time_window", [1], "a whole number or two"),
         ("time_window", True, "a whole number or two"),
@@ -208,8 +210,12 @@ def test_windows_and_monotone_draws_are_written_unless_they_are_the_default() ->
     ):
         with pytest.raises(ValueError, match=message):
             read_plan(json.dumps({**json.loads(timed.to_json()), field: value}), schema)
-    with pytest.raises(ValueError, match="need time_attr"):
-        read_plan(json.dumps({**document(), "monotone": True}), SCHEMA)
+    for name in ("monotone", "strictly_earlier"):
+        with pytest.raises(ValueError, match="need time_attr"):
+            read_plan(json.dumps({**document(), name: True}), SCHEMA)
+    for empty in (0, (3, 3)):
+        with pytest.raises(ValueError, match=r"time_window .* is empty with temporal_comparison '<'"):
+            with_sampler(timed, strictly_earlier=True, time_window=empty)
     with pytest.raises(ValueError, match="not both"):
         with_sampler(timed, monotone=True, last=True, replace=False)
 

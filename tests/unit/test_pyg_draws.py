@@ -62,6 +62,7 @@ DRAWS: dict[str, dict[str, Any]] = {
     "times of edges": {"time_attr": "t", "weight_attr": "w"},
     "the last": {"time_attr": "t", "temporal_strategy": "last"},
     "times of nodes": {"time_attr": "born"},
+    "strictly earlier": {"time_attr": "born", "temporal_comparison": "<"},
     "induced": {"subgraph_type": "induced"},
     "bidirectional": {"subgraph_type": SubgraphType.bidirectional},
 }

@@ -78,6 +78,7 @@ MONOTONE = replace(
     tree_starts=np.array([-(2**63), 4, 5]),
     bounds=np.array([-(2**63), 5, 2**63 - 1]),
 )
+STRICT = replace(TIMED, rule=DrawRule(fanout=3, time="t", last=True, strictly_earlier=True))
 LABOR = replace(ASK, rule=DrawRule(fanout=3, labor=True))
 DEPENDENT = replace(LABOR, rule=replace(LABOR.rule, batch_dependency=2**31 - 1), number=2**63 - 1)
 ROWS = FeatureRequest(kind="item", columns=("y", "x"), rows=np.array([9, 6]))
@@ -144,7 +145,7 @@ def same(left: object, right: object) -> bool:
 @pytest.mark.parametrize(
     "request_",
     [
-        *(ASK, DISJOINT, TIMED, MONOTONE, LABOR, DEPENDENT, INDUCED, ROWS, EDGE_ROWS, EDGES, LIST),
+        *(ASK, DISJOINT, TIMED, MONOTONE, STRICT, LABOR, DEPENDENT, INDUCED, ROWS, EDGE_ROWS, EDGES, LIST),
         SplitRequest(node_type="item", split="train"),
     ],
     ids=[
@@ -152,6 +153,7 @@ def same(left: object, right: object) -> bool:
         "neighbors in trees",
         "neighbors in time",
         "monotone",
+        "strictly earlier",
         "labor",
         "dependent batches",
         "induced",
@@ -291,6 +293,7 @@ I32, I64 = np.int32, np.int64
         (edited(M, {"flags": '["disjoint", "window"]'}), RefusalKind.MALFORMED, "unknown entry 'bounds'"),
         (edited(M, {"flags": '["disjoint", "monotone"]'}), RefusalKind.MALFORMED, "entry 'tree_starts'"),
         (edited(M, {"time": None}), RefusalKind.INVALID, "windows, .* are drawn by time"),
+        (edited(N, {"flags": '["strictly_earlier"]'}), RefusalKind.INVALID, "windows, .* are drawn by time"),
         (
             edited(M, {"flags": '["disjoint", "last", "monotone"]'}),
             RefusalKind.INVALID,

@@ -40,8 +40,8 @@ NOT_STRICT = "negatives_not_strict"
 """Counter of the strict negatives of a batch that are edges, because no other pair was found."""
 
 TOO_LATE = "negatives_too_late"
-"""Counter of the negatives of a batch that are later than their link: of drawn ones, where no node is early
-enough."""
+"""Counter of the negatives of a batch that are not early enough for their link: of drawn ones, where no node
+is."""
 
 GIVEN = "negatives"
 """Name of the input column of given negatives."""
@@ -194,7 +194,14 @@ class LinkSeeder:
         self._negatives = (
             None
             if plan.negatives is None
-            else NegativeDrawer(graph, store, plan.edge_type, plan.negatives, time_attr=plan.hops.time_attr)
+            else NegativeDrawer(
+                graph,
+                store,
+                plan.edge_type,
+                plan.negatives,
+                time_attr=plan.hops.time_attr,
+                strictly_earlier=plan.hops.strictly_earlier,
+            )
         )
         self._custom = None if plan.custom is None else CustomNegatives(context, ends[1], plan.custom.open)
         time_attr = plan.hops.time_attr
@@ -263,7 +270,8 @@ class LinkSeeder:
         late = 0
         if times is not None and self._node_times is not None:
             there = found >= 0
-            late = int((self._node_times[found[there]] > np.resize(times, len(found))[there]).sum())
+            is_late = np.greater_equal if self._plan.hops.strictly_earlier else np.greater
+            late = int(is_late(self._node_times[found[there]], np.resize(times, len(found))[there]).sum())
         return DrawnNegatives(src[:0], found, 0, late)
 
     def _exclusions(self, src: slice, dst: slice) -> list[Exclusion]:
