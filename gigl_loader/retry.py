@@ -1,8 +1,11 @@
-"""Exponential backoff with jitter: the pauses between attempts to reach a service."""
+"""Deadlines, and exponential backoff with jitter: the time of attempts, and the pauses between them."""
 
 from __future__ import annotations
 
+import math
 import random
+import time
+from dataclasses import dataclass
 
 _FACTOR = 2.0
 _JITTER = 0.25
@@ -30,3 +33,20 @@ class Backoff:
     def reset(self) -> None:
         """Begin with the first pause again: an attempt succeeded, or there is news."""
         self._next_s = self._first_s
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """Point in time by which a call ends, with all of its attempts. It travels; timeouts do not."""
+
+    at: float
+    """Seconds of ``time.monotonic``."""
+
+    @classmethod
+    def after(cls, seconds: float) -> Deadline:
+        """Return the deadline ``seconds`` from now."""
+        return cls(time.monotonic() + seconds)
+
+    def left_s(self, most: float = math.inf) -> float:
+        """Return the seconds until the deadline, from 0 to ``most``: the time of the next attempt."""
+        return min(max(self.at - time.monotonic(), 0.0), most)

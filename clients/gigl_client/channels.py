@@ -19,7 +19,7 @@ from gigl_loader.channel.ring import SlotPool, private_slots
 from gigl_loader.errors import FormatError, GiglError, StorageUnavailable
 from gigl_loader.memfile import map_memory
 from gigl_loader.resources import naming_channel
-from gigl_loader.retry import Backoff
+from gigl_loader.retry import Backoff, Deadline
 from gigl_loader.rpc.refusals import Busy, Contact, FaultKind, RingRefused, Unknown, rule_of
 from gigl_loader.rpc.ring_client import receive_ring
 from gigl_loader.sampling.plan import plan_digest
@@ -326,35 +326,38 @@ def open_channel(
     """Open a channel, and create its producer where the server has none with that key and plan.
 
     The channel has a ring where ``config`` allows one and the server is on this host. ``defers``: frames may
-    defer their features.
+    defer their features. All calls together take the time of one attempt; half of it is for a ring.
     """
+    deadline = Deadline.after(_attempt_s(config))
     if config.tries_ring(server.endpoint.host):
         deferred = config.defers_features(ring=True, defers=defers)
-        opened = _open_ring(server, config, deferred_features=deferred, contact=contact)
+        ring_by = deadline if config.transport == "ring" else Deadline.after(deadline.left_s() / 2)
+        opened = _open_ring(server, config, ring_by, deferred_features=deferred, contact=contact)
         if opened is not None:
             return opened
     deferred = config.defers_features(ring=False, defers=defers)
-    reply = _open(server, config, deferred_features=deferred)
+    reply = _open(server, config, deadline, deferred_features=deferred)
     return OpenChannel(id=reply.id, lease_s=reply.lease_s, ring=None, deferred_features=deferred)
 
 
 def close_channel(server: Server, channel: bytes) -> None:
     """Close a channel. Where the server does not respond, the lease of the channel ends it."""
+    deadline = Deadline.after(_CLOSE_S)
     with suppress(GiglError, ValueError):
         try:
-            server.client.close_channel(channel, _CLOSE_S)
+            server.client.close_channel(channel, deadline.left_s())
         except StorageUnavailable:  # The server may have closed an idle connection: try once more.
-            server.client.close_channel(channel, _CLOSE_S)
+            server.client.close_channel(channel, deadline.left_s())
 
 
 def _open_ring(
-    server: Server, config: ChannelConfig, *, deferred_features: bool, contact: Contact
+    server: Server, config: ChannelConfig, deadline: Deadline, *, deferred_features: bool, contact: Contact
 ) -> OpenChannel | None:
     """Return a channel with a ring. ``None`` where no ring can be had and ``transport`` is not ``"ring"``."""
     reply = None
     try:
-        reply = _open(server, config, deferred_features=deferred_features, ring=True)
-        ring = _ring_of(server, config, reply, contact)
+        reply = _open(server, config, deadline, deferred_features=deferred_features, ring=True)
+        ring = _ring_of(server, config, reply, deadline, contact)
     except BaseException as error:
         if reply is not None:
             close_channel(server, reply.id)
@@ -372,12 +375,14 @@ def _attempt_s(config: ChannelConfig) -> float:
     return min(_ATTEMPT_S, max(config.timeout_s / 4, _SHORTEST_ATTEMPT_S), config.timeout_s)
 
 
-def _ring_of(server: Server, config: ChannelConfig, reply: ChannelReply, contact: Contact) -> RingBuffers:
+def _ring_of(
+    server: Server, config: ChannelConfig, reply: ChannelReply, deadline: Deadline, contact: Contact
+) -> RingBuffers:
     """Return the ring of an open channel, mapped."""
     if not reply.ring_door:
         raise RingRefused(f'{server.endpoint} hands out no rings: set transport="network"')
     nbytes = config.slots * config.slot_bytes
-    fd = receive_ring(reply.ring_door, reply.id, nbytes, _attempt_s(config), contact=contact)
+    fd = receive_ring(reply.ring_door, reply.id, nbytes, deadline.left_s(), contact=contact)
     try:
         return RingBuffers(fd, slots=config.slots, slot_bytes=config.slot_bytes)
     except OSError as error:
@@ -385,14 +390,18 @@ def _ring_of(server: Server, config: ChannelConfig, reply: ChannelReply, contact
 
 
 def _open(
-    server: Server, config: ChannelConfig, *, deferred_features: bool, ring: bool = False
+    server: Server,
+    config: ChannelConfig,
+    deadline: Deadline,
+    *,
+    deferred_features: bool,
+    ring: bool = False,
 ) -> ChannelReply:
     """Open a channel of the producer of this plan. The server refuses another plan under the same key.
 
     The producer is created only where it is missing: its leader has created it on every server, and a plan
     may have megabytes.
     """
-    attempt_s = _attempt_s(config)
     open_once = partial(
         server.client.open_channel,
         config.key,
@@ -403,9 +412,8 @@ def _open(
         deferred_features=deferred_features,
         ring_slots=config.slots if ring else 0,
         ring_slot_bytes=config.slot_bytes if ring else 0,
-        timeout_s=attempt_s,
     )
     with suppress(Unknown):
-        return open_once(plan_digest=plan_digest(config.plan))
-    server.client.create_producer(config.key, config.plan, config.graph, attempt_s)
-    return open_once()
+        return open_once(plan_digest=plan_digest(config.plan), timeout_s=deadline.left_s())
+    server.client.create_producer(config.key, config.plan, config.graph, deadline.left_s())
+    return open_once(timeout_s=deadline.left_s())

@@ -19,6 +19,7 @@ from gigl_client.discovery import MembershipFollower, assigned, find_servers, re
 from gigl_loader.errors import GiglError
 from gigl_loader.graph.manifest import Manifest
 from gigl_loader.group import RankGroup
+from gigl_loader.retry import Deadline
 from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.holders import Holders
 from gigl_loader.rpc.refusals import Contact
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.credentials import Caller
     from gigl_loader.rpc.endpoint import Endpoint
 
-_MAX_AT_ONCE = 32
+_LAST_S = 0.1
+"""Time of a call that begins as its deadline passes."""
 
 
 def loads_of(servers: Sequence[Server], timeout_s: float) -> dict[int, dict[str, Any]]:
@@ -49,7 +51,7 @@ def loads_of(servers: Sequence[Server], timeout_s: float) -> dict[int, dict[str,
         except (GiglError, ValueError) as error:
             return {"error": str(error)}
 
-    with ThreadPoolExecutor(min(len(servers), _MAX_AT_ONCE)) as threads:
+    with ThreadPoolExecutor(len(servers)) as threads:  # Each server has all of the time.
         return dict(enumerate(threads.map(load, servers)))
 
 
@@ -356,14 +358,15 @@ def connect_cluster(addresses: str | Sequence[str], caller: Caller, *, timeout_s
 
     Raises what ``find_servers`` raises, and ``ValueError`` for servers that do not hold one whole graph.
     """
+    deadline = Deadline.after(timeout_s)
     group = RankGroup.current()
     rank, world_size = (0, 1) if group is None else (group.rank, group.world_size)
     found = find_servers(
         read_addresses(addresses), caller, timeout_s=timeout_s, rank=rank, world_size=world_size
     )
-    schema = _manifest(found, caller, timeout_s).schema
+    schema = _manifest(found, caller, deadline).schema
     _check_complete(found, schema)
-    job, assignment = _shared(found, timeout_s)
+    job, assignment = _shared(found, deadline)
     return Cluster(
         found.endpoints,
         schema=schema,
@@ -376,9 +379,10 @@ def connect_cluster(addresses: str | Sequence[str], caller: Caller, *, timeout_s
     )
 
 
-def _manifest(found: Found, caller: Caller, timeout_s: float) -> Manifest:
+def _manifest(found: Found, caller: Caller, deadline: Deadline) -> Manifest:
     """Return the ``graph.json`` of a server. ``ValueError`` unless it has the digest of the cluster."""
-    replicas = Replicas(Holders(found.endpoints, key=secrets.token_hex(8)), caller, timeout_s=timeout_s)
+    left_s = max(deadline.left_s(), _LAST_S)
+    replicas = Replicas(Holders(found.endpoints, key=secrets.token_hex(8)), caller, timeout_s=left_s)
     what = f"graph.json of the cluster of {found.endpoints[0]}"
     try:
         manifest = Manifest.parse(fetch_manifest(replicas.connection(None)), what=what)
@@ -401,14 +405,14 @@ def _check_complete(found: Found, schema: GraphSchema) -> None:
         )
 
 
-def _shared(found: Found, timeout_s: float) -> tuple[str, tuple[tuple[int, ...], ...]]:
+def _shared(found: Found, deadline: Deadline) -> tuple[str, tuple[tuple[int, ...], ...]]:
     """Return the secret of this job, and the partitions that are counted for each server.
 
     The first rank to connect to this graph chooses both: ranks may see servers come and go at other times,
     and must share out nodes alike.
     """
     own = json.dumps([new_job(), assigned(endpoint.partitions for endpoint in found.endpoints)])
-    group = RankGroup.current(patience_s=timeout_s)
+    group = RankGroup.current(patience_s=max(deadline.left_s(), _LAST_S))
     if group is not None:
         key = f"store/{found.graph[:16]}"
         own = group.first(f"{key}/{group.turn(key)}/job", own)

@@ -14,6 +14,7 @@ import numpy as np
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.graph import Graph
 from gigl_loader.logs import log_from_environment
+from gigl_loader.retry import Deadline
 from gigl_loader.rpc.credentials import Caller
 from gigl_loader.rpc.endpoint import Endpoint
 from gigl_loader.rpc.holders import Holders
@@ -152,12 +153,14 @@ class Peers:
             replicas.close()
 
     def stats(self, *, timeout_s: float) -> dict[int, dict[str, Any]]:
-        """Return the counters of each host's service, by host index."""
+        """Return the counters of each host's service, by host index. ``timeout_s`` is for all together."""
         # Imported here: control calls need gRPC, 13 MB that sampling processes save.
         from gigl_loader.rpc.peer import peer_stats
 
+        deadline = Deadline.after(timeout_s)
         found = {
-            each.host_index: peer_stats(each, self.caller, timeout_s=timeout_s) for each in self.endpoints
+            each.host_index: peer_stats(each, self.caller, timeout_s=deadline.left_s())
+            for each in self.endpoints
         }
         return {
             host: {field.name: getattr(stats, field.name) for field in stats.DESCRIPTOR.fields}

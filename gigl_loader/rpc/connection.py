@@ -148,7 +148,8 @@ class ConnectionPool:
         It may be in the files by now, or be the caller's next one, where no more than ``refused`` were tried.
         """
         with self._lock:
-            if connection.generation == self._generation and refused <= len(self._caller.other_tokens) + 1:
+            others = max(len(self._caller.other_tokens), 1)
+            if connection.generation == self._generation and refused <= others:
                 self._use(self._caller.after_refusal())
             return connection.generation != self._generation
 

@@ -24,6 +24,7 @@ from gigl_loader.rpc.versions import newest_wire
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from gigl_loader.retry import Deadline
     from gigl_loader.rpc.credentials import Caller
 
 SERVICE = "gigl.v1.Peer"
@@ -312,14 +313,22 @@ def is_of_connection(error: grpc.RpcError) -> bool:
 
 
 def explained(
-    endpoint: Endpoint, caller: Caller, error: grpc.RpcError, found: Exception, contact: Contact
+    endpoint: Endpoint,
+    caller: Caller,
+    error: grpc.RpcError,
+    found: Exception,
+    *,
+    contact: Contact,
+    deadline: Deadline,
 ) -> Exception:
     """Return ``found``, or an exception that says why no server responds. Takes up to two connections."""
+    if not deadline.left_s():
+        return found
     try:
-        tcp_probe(endpoint, endpoint.control_port, time.monotonic() + _PROBE_S)
+        tcp_probe(endpoint, endpoint.control_port, min(time.monotonic() + _PROBE_S, deadline.at))
     except StorageUnavailable as silence:
         return silence
-    fault = tls_fault(endpoint, caller, endpoint.control_port, _PROBE_S)
+    fault = tls_fault(endpoint, caller, endpoint.control_port, deadline.left_s(_PROBE_S))
     if fault is not None:
         return rule_of(FaultKind.TLS).error_class(contact)(f"{endpoint}: {fault}")
     if _NO_GRPC in _read(error)[1]:

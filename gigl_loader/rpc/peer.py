@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import grpc
 
 from gigl_loader.errors import SamplingError, StorageUnavailable
+from gigl_loader.retry import Deadline
 from gigl_loader.rpc.certificates import check_dates, tls_fault
 from gigl_loader.rpc.control import NO_TOKEN, ControlClient
 from gigl_loader.rpc.endpoint import tcp_probe
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _LOOK_S = 2.0
 """Timeout of a TLS handshake that finds out why a call failed."""
+_SHORTEST_S = 0.001
+"""Timeout of a call for which no time is left."""
 
 
 class HoldsOthers(ValueError):
@@ -39,45 +41,42 @@ def check_peer(endpoint: Endpoint, caller: Caller, *, digest: str, timeout_s: fl
     ``ValueError`` where waiting cannot help: a wrong token, an invalid certificate, another graph, another
     version. ``HoldsOthers`` for other partitions.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline = Deadline.after(timeout_s)
     for port in (endpoint.control_port, endpoint.data_port):
-        tcp_probe(endpoint, port, deadline)
+        tcp_probe(endpoint, port, deadline.at)
     if endpoint.certificate:
         with _naming(endpoint):
             check_dates(endpoint.certificate)
-    with ControlClient.connected(endpoint, caller) as client, _rpc_errors(endpoint, caller):
-        found = client.describe(_left(deadline))
+    with ControlClient.connected(endpoint, caller) as client, _rpc_errors(endpoint, caller, deadline):
+        found = client.describe(deadline.left_s())
     wire = BuildVersions.of(found).agree(str(endpoint))
     _check_graph(endpoint, found.graph, digest)
     if tuple(found.partitions) != endpoint.partitions:
         raise HoldsOthers(
             f"{endpoint} holds partitions {list(found.partitions)}, not {list(endpoint.partitions)}"
         )
-    _ping(endpoint, caller, digest, wire, _left(deadline))
+    _ping(endpoint, caller, digest, wire, deadline)
     return found
 
 
 def check_data_port(endpoint: Endpoint, caller: Caller, *, digest: str, timeout_s: float) -> None:
     """Check that the data port of a peer responds to requests about this graph. Raises as ``check_peer``."""
-    deadline = time.monotonic() + timeout_s
-    tcp_probe(endpoint, endpoint.data_port, deadline)
-    _ping(endpoint, caller, digest, endpoint.wire_version, _left(deadline))
+    deadline = Deadline.after(timeout_s)
+    tcp_probe(endpoint, endpoint.data_port, deadline.at)
+    _ping(endpoint, caller, digest, endpoint.wire_version, deadline)
 
 
 def peer_stats(endpoint: Endpoint, caller: Caller, *, timeout_s: float) -> messages.Statistics:
     """Return the counters of a peer since its start. Raises as ``check_peer``."""
-    with ControlClient.connected(endpoint, caller) as client, _rpc_errors(endpoint, caller):
-        return client.stats(timeout_s)
+    deadline = Deadline.after(timeout_s)
+    with ControlClient.connected(endpoint, caller) as client, _rpc_errors(endpoint, caller, deadline):
+        return client.stats(deadline.left_s())
 
 
-def _left(deadline: float) -> float:
-    return max(deadline - time.monotonic(), 0.001)
-
-
-def _ping(endpoint: Endpoint, caller: Caller, digest: str, wire: int, timeout_s: float) -> None:
+def _ping(endpoint: Endpoint, caller: Caller, digest: str, wire: int, deadline: Deadline) -> None:
     if not endpoint.partitions:
         return
-    connection = connection_to(endpoint, caller, timeout_s=timeout_s)
+    connection = connection_to(endpoint, caller, timeout_s=max(deadline.left_s(), _SHORTEST_S))
     try:
         request = encode_ping(Envelope(graph=digest, partition=endpoint.partitions[0], wire=wire))
         connection.call(request, assembled)
@@ -106,7 +105,7 @@ def _naming(endpoint: Endpoint) -> Iterator[None]:
 
 
 @contextmanager
-def _rpc_errors(endpoint: Endpoint, caller: Caller) -> Iterator[None]:
+def _rpc_errors(endpoint: Endpoint, caller: Caller, deadline: Deadline) -> Iterator[None]:
     """Translate exceptions of gRPC."""
     try:
         yield
@@ -117,7 +116,8 @@ def _rpc_errors(endpoint: Endpoint, caller: Caller) -> Iterator[None]:
             raise ValueError(f"{endpoint}: {details if caller.token else NO_TOKEN}") from None
         if code is grpc.StatusCode.PERMISSION_DENIED:
             raise ValueError(f"{endpoint}: {details}") from None
-        fault = tls_fault(endpoint, caller, endpoint.control_port, _LOOK_S)
+        left_s = deadline.left_s(_LOOK_S)
+        fault = tls_fault(endpoint, caller, endpoint.control_port, left_s) if left_s else None
         if fault is not None:
             raise ValueError(f"{endpoint}: {fault}") from None
         raise StorageUnavailable(f"{endpoint}: {code.name}: {details}") from None

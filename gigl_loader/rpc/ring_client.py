@@ -13,6 +13,7 @@ import os
 import socket
 import struct
 
+from gigl_loader.retry import Deadline
 from gigl_loader.rpc.refusals import Contact, FaultKind, RingRefused, rule_of
 
 CHANNEL_BYTES = 16
@@ -25,6 +26,7 @@ _NO_RING = rule_of(FaultKind.RING).error
 _CREDENTIALS = struct.Struct("3i")  # struct ucred of Linux: process, user, group.
 _SENT_AWAY = "the server's ring socket closed without an answer: it is for processes of its own user"
 _LACKING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN)
+_SHORTEST_S = 0.001  # 0 would mean not to wait at all.
 _MAX_NAME = 107  # An address holds 108 bytes, the first of which makes it abstract.
 
 
@@ -44,13 +46,15 @@ def receive_ring(
     place = name.encode()
     if not 0 < len(place) <= _MAX_NAME:
         raise rule_of(FaultKind.RING).error(f"{name[:40]!r} is no name of a ring socket")
+    deadline = Deadline.after(timeout_s)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
-            link.settimeout(timeout_s)
+            link.settimeout(max(deadline.left_s(), _SHORTEST_S))
             link.connect(b"\0" + place)
             uid = peer_uid(link)
             if uid != os.geteuid():
                 raise RingRefused(f"the server runs as user {uid}, this process as {os.geteuid()}")
+            link.settimeout(max(deadline.left_s(), _SHORTEST_S))
             link.sendall(channel)
             response, fds, _, _ = socket.recv_fds(link, 1, 1)
     except OSError as error:
@@ -61,7 +65,7 @@ def receive_ring(
 def _failure(name: str, error: OSError, timeout_s: float, contact: Contact) -> Exception:
     """Return the exception for an error of the socket, by ``refusals.FAULT_RULES``."""
     if isinstance(error, TimeoutError):
-        text = f"the ring socket {name!r} did not answer within {timeout_s:g} s"
+        text = f"the ring socket {name!r} did not answer within {timeout_s:.3g} s"
         return rule_of(FaultKind.RING).error_class(contact)(text)
     if isinstance(error, (BrokenPipeError, ConnectionResetError)):
         return rule_of(FaultKind.RING).error_class(contact)(_SENT_AWAY)

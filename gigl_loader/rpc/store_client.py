@@ -7,13 +7,13 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
 from gigl_loader.native import draws
+from gigl_loader.retry import Deadline
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.checksums import (
     CHECKSUM_HEADER,
@@ -65,6 +65,8 @@ _MAX_DAMAGED = 3  # Attempts of one call, where each was damaged.
 _ANEW_S = 0.25  # Age from which a connection is left for a new one.
 _CERTAIN_S = 0.7
 """Pause before an unmarked refusal is checked by a second call: the first may have been damaged."""
+_EXPLAIN_S, _EXPLAIN_SHARE = 4.0, 0.25
+"""Time of a ``Cluster`` call that is kept to find out why it failed: seconds, and share of what is left."""
 _OPTIONS = [
     ("grpc.max_receive_message_length", 32 << 20),
     ("grpc.max_send_message_length", 32 << 20),
@@ -139,7 +141,7 @@ class StoreClient:
         if announce and cluster_key:
             proof = announcement_proof(cluster_key, challenge, announce)
             headers += [(CHALLENGE, challenge), (PROOF, proof)]
-        reply, call = self._cluster_call(headers, timeout_s)
+        reply, call = self._cluster_call(headers, Deadline.after(timeout_s))
         trailers = call.trailing_metadata()
         self.check_reply("Cluster", reply, trailers)
         try:
@@ -245,12 +247,13 @@ class StoreClient:
         ``cluster_key`` is that of the servers, where they have one. ``ValueError`` without the right to ask,
         and for a partition that the graph does not have.
         """
+        deadline = Deadline.after(timeout_s)
         headers: list[tuple[str, str]] = []
         if cluster_key:
             challenge = self.cluster(timeout_s, cluster_key=cluster_key).challenge
             headers = [(CHALLENGE, challenge), (PROOF, adoption_proof(cluster_key, challenge, partition))]
         request = messages.AdoptRequest(partition=partition, begin=begin)
-        reply: messages.AdoptReply = self._call("Adopt", request, timeout_s, headers)
+        reply: messages.AdoptReply = self._call("Adopt", request, deadline.left_s(), headers)
         return reply
 
     def close(self) -> None:
@@ -316,7 +319,7 @@ class StoreClient:
 
     def _with_renewal(self, call: Callable[[], Result]) -> Result:
         """Make a call, again while it is refused and there is another token to show."""
-        for _ in range(len(self._caller.other_tokens) + 1):
+        for _ in range(max(len(self._caller.other_tokens), 1)):
             used = self._caller
             try:
                 return call()
@@ -326,35 +329,49 @@ class StoreClient:
         return call()
 
     def _cluster_call(
-        self, headers: Sequence[tuple[str, str]], timeout_s: float, *, again: bool = True
+        self, headers: Sequence[tuple[str, str]], deadline: Deadline, *, again: bool = True
     ) -> tuple[Any, Any]:
         """Return reply and call. An unmarked refusal for good is raised when it comes twice."""
         request = messages.ClusterRequest()
-        metadata = partial(self._headed, "Cluster", request, *headers)
+        explaining_s = min(_EXPLAIN_S, _EXPLAIN_SHARE * deadline.left_s())
         try:
-            reply, call = self._with_renewal(
-                lambda: self._calls["Cluster"].with_call(request, timeout=timeout_s, metadata=metadata())
-            )
-            return reply, call
+            return self._sent("Cluster", request, Deadline(deadline.at - explaining_s), headers)
         except grpc.RpcError as error:
-            found = self._explained(error)
+            found = self._explained(error, deadline)
             try:
                 if is_marked(error) or not again or isinstance(found, StorageUnavailable):
                     raise found from None
+                if deadline.left_s() <= _CERTAIN_S:
+                    raise StorageUnavailable(str(found)) from None
             finally:
                 del found  # Its traceback has this frame, and the cycle would keep whatever called it.
         time.sleep(_CERTAIN_S)
         self.connect_anew()
-        return self._cluster_call(headers, timeout_s, again=False)
+        return self._cluster_call(headers, deadline, again=False)
 
     def _call(
         self, name: str, request: Any, timeout_s: float, headers: Sequence[tuple[str, str]] = ()
     ) -> Any:
         """Make a call. Repeats it at once where it was damaged, ``_MAX_DAMAGED`` attempts in all."""
+        deadline = Deadline.after(timeout_s)
         for _ in range(_MAX_DAMAGED - 1):
             with suppress(Damaged):
-                return self._call_once(name, request, timeout_s, headers)
-        return self._call_once(name, request, timeout_s, headers)
+                return self._call_once(name, request, deadline, headers)
+        return self._call_once(name, request, deadline, headers)
+
+    def _sent(
+        self, name: str, request: Any, deadline: Deadline, headers: Sequence[tuple[str, str]]
+    ) -> tuple[Any, Any]:
+        """Send a request, with each token until one is accepted. Return reply and call.
+
+        Raises ``grpc.RpcError``.
+        """
+        reply, call = self._with_renewal(
+            lambda: self._calls[name].with_call(
+                request, timeout=deadline.left_s(), metadata=self._headed(name, request, *headers)
+            )
+        )
+        return reply, call
 
     def _headed(self, name: str, request: Any, *headers: tuple[str, str]) -> tuple[tuple[str, str], ...]:
         """Return the headers of a call, with checksums of its message and of themselves."""
@@ -387,26 +404,20 @@ class StoreClient:
             self.connect_anew()
         return found
 
-    def _explained(self, error: grpc.RpcError) -> Exception:
+    def _explained(self, error: grpc.RpcError, deadline: Deadline) -> Exception:
         """Return the exception for a failed call, which says why no server responds. May connect twice."""
         found = self._translated(error)
         if is_marked(error):
             return found
-        return explained(self.endpoint, self._caller, error, found, self._contact)
+        return explained(self.endpoint, self._caller, error, found, contact=self._contact, deadline=deadline)
 
     def _call_once(
-        self, name: str, request: Any, timeout_s: float, headers: Sequence[tuple[str, str]]
+        self, name: str, request: Any, deadline: Deadline, headers: Sequence[tuple[str, str]]
     ) -> Any:
         self._check_open()
         began = time.monotonic()
         try:
-            reply, call = self._with_renewal(
-                lambda: self._calls[name].with_call(
-                    request,
-                    timeout=timeout_s,
-                    metadata=self._headed(name, request, *headers),
-                )
-            )
+            reply, call = self._sent(name, request, deadline, headers)
         except grpc.RpcError as error:
             raise self._translated(error) from None
         except ValueError:

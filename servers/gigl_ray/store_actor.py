@@ -14,7 +14,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util import list_named_actors
 
-from gigl_loader.retry import Backoff
+from gigl_loader.retry import Backoff, Deadline
 from gigl_loader.rpc.endpoint import Address
 from gigl_server.child import start_storage_server
 from gigl_server.config import read_settings
@@ -204,17 +204,16 @@ def find_servers(name: str = "gigl-store", *, timeout_s: float = 60.0) -> list[s
     trainers of each other, and of servers that come later. ``TimeoutError`` where none answers within
     ``timeout_s``.
     """
-    deadline, backoff = time.monotonic() + timeout_s, Backoff()
+    deadline, backoff = Deadline.after(timeout_s), Backoff()
     while True:
-        found = addresses_of(_names(name))
+        found = addresses_of(_names(name), deadline.left_s(_ANSWER_S))
         if found:
             return found
-        left = deadline - time.monotonic()
-        if left <= 0:
+        if not deadline.left_s():
             raise TimeoutError(
                 f"no server of {name!r} answered within {timeout_s:g} s: is there such a StoreCluster?"
             )
-        time.sleep(min(backoff.next_s(), left))
+        time.sleep(deadline.left_s(backoff.next_s()))
 
 
 def actor_name(cluster: str, index: int) -> str:
@@ -222,8 +221,8 @@ def actor_name(cluster: str, index: int) -> str:
     return f"{cluster}-{index}"
 
 
-def addresses_of(names: Iterable[str]) -> list[str]:
-    """Return the addresses of the named actors whose server listens, in order."""
+def addresses_of(names: Iterable[str], timeout_s: float = _ANSWER_S) -> list[str]:
+    """Return the addresses of the named actors whose server listens, in order, within ``timeout_s``."""
     asked = []
     for name in names:
         try:
@@ -233,7 +232,7 @@ def addresses_of(names: Iterable[str]) -> list[str]:
         asked.append(actor.address.remote())
     if not asked:
         return []
-    answered, _ = ray.wait(asked, num_returns=len(asked), timeout=_ANSWER_S)
+    answered, _ = ray.wait(asked, num_returns=len(asked), timeout=timeout_s)
     found = []
     for each in answered:
         with suppress(RayError):  # Ray is starting it again.

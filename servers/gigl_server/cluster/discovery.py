@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gigl_loader.errors import GiglError, StorageUnavailable
-from gigl_loader.retry import Backoff
+from gigl_loader.retry import Backoff, Deadline
 from gigl_loader.rpc.endpoint import Address
 from gigl_loader.rpc.peer import HoldsOthers
 from gigl_server.cluster.membership import Membership
@@ -170,19 +170,18 @@ class Discovery:
         Raises ``JoinRefused`` where a trusted server does not fit: one of ``peers``, or one that such a
         server knows. Raises ``StorageUnavailable`` with what is missing after ``timeout_s``.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline.after(timeout_s)
         backoff = Backoff()
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="join") as pool:
             while self.missing or self._has_unqueried() or self._waits_to_meet(deadline):
-                left = deadline - time.monotonic()
-                if left <= 0 or self._closed:
+                if not deadline.left_s() or self._closed:
                     raise self._given_up(timeout_s)
                 self._news.clear()
-                self._round(pool, left)
+                self._round(pool, deadline)
                 if not self.waiting_for:
                     continue
                 self._tell_log()
-                if self._news.wait(min(backoff.next_s(), max(deadline - time.monotonic(), 0.0))):
+                if self._news.wait(deadline.left_s(backoff.next_s())):
                     backoff.reset()
         if self._expected:
             _LOGGER.warning("goes on alone, and joins them when they come: it %s", self.waiting_for)
@@ -227,13 +226,15 @@ class Discovery:
             unqueried = self._trusted.intersection(self._addresses) - self._queried
             return bool(unqueried) and len(self.membership.members) > 1
 
-    def _waits_to_meet(self, deadline: float) -> bool:
+    def _waits_to_meet(self, deadline: Deadline) -> bool:
         """Return whether to wait for expected servers, where every partition has a holder."""
         now = time.monotonic()
         if self._complete_s is None:
             self._complete_s = now
         return (
-            bool(self._expected) and not self._closed and now < min(self._complete_s + self._meet_s, deadline)
+            bool(self._expected)
+            and not self._closed
+            and now < min(self._complete_s + self._meet_s, deadline.at)
         )
 
     def close(self) -> None:
@@ -241,7 +242,7 @@ class Discovery:
         self._closed = True
         self._end_pause()
 
-    def _round(self, pool: ThreadPoolExecutor, left: float) -> None:
+    def _round(self, pool: ThreadPoolExecutor, deadline: Deadline) -> None:
         """Query trusted servers, then some announced ones: responding and new ones first."""
         with self._lock:
             named = [address for address in self._addresses if address in self._trusted]
@@ -249,8 +250,8 @@ class Discovery:
             told = sorted(told, key=self._silent.__getitem__)[:_TOLD_AT_ONCE]
             self._queried.update(named)
             self._told.difference_update([*named, *told])
-        self._query_all(pool, named, min(_ATTEMPT_S, max(left, 0.1)))
-        self._query_all(pool, told, min(_TOLD_ATTEMPT_S, max(left, 0.1)))
+        self._query_all(pool, named, max(deadline.left_s(_ATTEMPT_S), 0.1))
+        self._query_all(pool, told, max(deadline.left_s(_TOLD_ATTEMPT_S), 0.1))
 
     def _query_all(
         self, pool: ThreadPoolExecutor, addresses: Sequence[str], seconds: float, *, strict: bool = True
@@ -270,6 +271,7 @@ class Discovery:
                 raise error
 
     def _meet(self, address: str, seconds: float) -> None:
+        deadline = Deadline.after(seconds)
         response = self._query(address, seconds)
         itself = response.itself
         if itself.control_address == self._own.control_address:
@@ -288,7 +290,7 @@ class Discovery:
                 self._trusted.update(response.others)
         if not known:
             try:
-                self._check(itself, seconds)
+                self._check(itself, deadline.left_s())
             except HoldsOthers as error:  # It gained or gave up a partition since its reply.
                 raise StorageUnavailable(str(error)) from None
         if self.membership.put(replace(itself, wire_version=wire)):

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from gigl_loader.errors import GiglError, StorageUnavailable
+from gigl_loader.retry import Deadline
 from gigl_loader.rpc.certificates import tls_fault
 from gigl_loader.rpc.endpoint import Address, Endpoint
 from gigl_loader.rpc.peer import check_peer
@@ -77,12 +78,12 @@ class PeerClient:
         """
         endpoint = Endpoint.of_address(Address.parse(address), what=_WHAT, certificate=self._own.certificate)
         with closing(StoreClient(endpoint, self._caller)) as client:
-            view = self._proven_view(client, address, timeout_s)
+            view = self._proven_view(client, address, Deadline.after(timeout_s))
         if view.itself is None:
             raise StorageUnavailable(f"{endpoint}: {view.reason or 'it is starting'}")
         return PeerResponse(view.itself, view)
 
-    def _proven_view(self, client: StoreClient, address: str, timeout_s: float) -> ClusterView:
+    def _proven_view(self, client: StoreClient, address: str, deadline: Deadline) -> ClusterView:
         """Return the view of a server, and announce this one to it where it lacks what this one knows.
 
         With a cluster key, the other server must prove the key first: its response has the challenge that an
@@ -90,23 +91,25 @@ class PeerClient:
         """
         own = self._own.control_address
         if not self._cluster_key:
-            view = client.cluster(timeout_s, by_server=True)
+            view = client.cluster(deadline.left_s(), by_server=True)
             if self._has_news_for(view):
-                client.cluster(timeout_s, by_server=True, announce=own)
+                client.cluster(deadline.left_s(), by_server=True, announce=own)
             if view.challenge:
                 raise JoinRefused(
                     f"{_WHAT} at {address} has a cluster key, and this one has none: give all servers the "
                     "same cluster_key_file"
                 )
             return view
-        view = client.cluster(timeout_s, cluster_key=self._cluster_key)
+        view = client.cluster(deadline.left_s(), cluster_key=self._cluster_key)
         if not view.proven:
             raise JoinRefused(
                 f"{_WHAT} at {address} does not prove that it has the cluster key of this one: give all "
                 "servers the same cluster_key_file"
             )
         if self._has_news_for(view):
-            client.cluster(timeout_s, announce=own, cluster_key=self._cluster_key, challenge=view.challenge)
+            client.cluster(
+                deadline.left_s(), announce=own, cluster_key=self._cluster_key, challenge=view.challenge
+            )
         return view
 
     def _has_news_for(self, view: ClusterView) -> bool:
@@ -119,11 +122,12 @@ class PeerClient:
 
     def check(self, endpoint: Endpoint, timeout_s: float) -> None:
         """Check that both ports of a server respond. Raises as ``query``."""
+        deadline = Deadline.after(timeout_s)
         endpoint = replace(endpoint, numbered=False)  # Its rank is not known yet.
         try:
             check_peer(endpoint, self._caller, digest=self._graph, timeout_s=timeout_s)
         except ValueError:
-            now = self.query(endpoint.control_address, timeout_s).itself
+            now = self.query(endpoint.control_address, deadline.left_s()).itself
             if now.partitions != endpoint.partitions:  # It took over a partition, or repairs one.
                 raise StorageUnavailable(f"{endpoint} holds other partitions since just now") from None
             raise
