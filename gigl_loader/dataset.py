@@ -158,6 +158,7 @@ class DistDataset(GraphQueries):
         time_attr: str | Mapping[NodeType | EdgeType, str] | None = None,
         labels: Mapping[EdgeType, Any] | None = None,
         quantize: Mapping[Any, Any] | None = None,
+        reverses: Mapping[EdgeType, EdgeType] | None = None,
         shared: bool = True,
         timeout: float = 300.0,
     ) -> DistDataset:
@@ -190,6 +191,10 @@ class DistDataset(GraphQueries):
             ``int8``, ``uint4``, ``uint2`` and ``uint1``. Codes divide the range of each element of a row over
             the graph, or of each row with ``:per-row``, in equal steps. Batches have values, off by at most
             half a step (``dequantize_to`` of loaders).
+        ``reverses``
+            For edge types, the type that holds the same edges the other way round: ``{buys: sold_to}``; of a
+            graph with both directions in one type, the type itself. Loaders exclude both together. Types that
+            are called ``rev_...`` need not be named.
         ``shared``
             ``False`` builds a graph for this rank alone, whatever other ranks do.
         ``timeout``
@@ -205,7 +210,12 @@ class DistDataset(GraphQueries):
 
         def tables() -> GraphTables:
             return tables_from_pyg(
-                data, weight_attr=weight_attr, time_attr=time_attr, labels=labels, quantize=quantize
+                data,
+                weight_attr=weight_attr,
+                time_attr=time_attr,
+                labels=labels,
+                quantize=quantize,
+                reverses=reverses,
             )
 
         def build(folder: MemoryFolder) -> None:

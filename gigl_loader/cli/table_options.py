@@ -11,6 +11,7 @@ from gigl_loader.cli.build_options import TableOptions
 from gigl_loader.cli.schema_file import foreign_key_edges, read_schema_file, with_schema
 from gigl_loader.graph.graph import Graph
 from gigl_loader.graph.quantization import Quantization
+from gigl_loader.graph.reverses import reverse_name
 from gigl_loader.graph.schema import (
     HOMOGENEOUS_EDGE,
     HOMOGENEOUS_NODE,
@@ -33,7 +34,7 @@ from gigl_loader.partition.sources import (
     open_files,
 )
 from gigl_loader.partition.table import Encoding, GraphTables, NodeTable, known_columns
-from gigl_loader.partition.views import label_set, reverse_of, with_reverse_edges
+from gigl_loader.partition.views import label_set, with_reverse_edges
 from gigl_loader.splits import named_fractions
 
 if TYPE_CHECKING:
@@ -312,7 +313,7 @@ def _reverses(options: Sequence[str]) -> dict[EdgeType, EdgeType]:
         kind = _key(left)
         if isinstance(kind, str):
             raise ValueError(f"--reverse {option}: {left!r} is no edge type; write SRC,REL,DST[=NAME]")
-        name = _key(right) if equals else reverse_of(kind)
+        name = _key(right) if equals else reverse_name(kind)
         found[kind] = (kind[2], name, kind[0]) if isinstance(name, str) else name
     return found
 

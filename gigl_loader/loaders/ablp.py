@@ -10,23 +10,26 @@ import numpy as np
 import torch
 from typing_extensions import Unpack
 
+from gigl_loader.graph.reverses import read_reverses
 from gigl_loader.loaders.arguments import Fanouts, LoaderOptions, flag
 from gigl_loader.loaders.base import BaseDistLoader
 from gigl_loader.loaders.collate import Collator, seed_index
 from gigl_loader.loaders.input_times import timed_input
 from gigl_loader.loaders.inputs import SeedNodes, read_seed_nodes
+from gigl_loader.loaders.leaks import ReverseWatch
 from gigl_loader.loaders.neighbor import (
     attach_ppr,
     attach_walks,
-    check_reverse_edge_types,
     check_sampler_options,
     sampler_arguments,
 )
 from gigl_loader.options import EdgeType, known_edge_type, whole_number
+from gigl_loader.sampling.khop import KHop
 from gigl_loader.sampling.plan import BatchPlan, SamplerOptions
 from gigl_loader.sampling.plans.ablp import (
     NUM_ANCHORS,
     ABLPPlan,
+    excluded_types,
     pair_arrays,
     random_array,
 )
@@ -120,7 +123,8 @@ class DistABLPLoader(BaseDistLoader):
             negative. In a homogeneous graph, its edges in both directions.
         ``reverse_edge_types``
             With ``exclude_targets``: for a supervision type, the edge type that holds its edges the other way
-            round, where it is not called ``rev_...``.
+            round, where it is neither declared nor called ``rev_...``. ``{}``: no type does, not even one
+            that is called so, nor those of a homogeneous graph.
         ``sampler_options``
             Kind of sampler and its options: hops, ``LaborSamplerOptions()``, ``PPRSamplerOptions(...)`` or
             ``RandomWalkSamplerOptions(...)``. PageRank and walks start at each distinct seed: anchors, labels
@@ -184,7 +188,7 @@ class DistABLPLoader(BaseDistLoader):
         """Return which subgraph belongs to a batch."""
         schema = self.dataset.schema
         known = {*schema.edges, *schema.label_types}
-        reverses = check_reverse_edge_types(self._reverse_edge_types, known, schema.edges) or {}
+        given = read_reverses(known, schema.edges, self._reverse_edge_types, "reverse_edge_types")
         seed_types = list(dict.fromkeys([self._types[0][0], *(each[2] for each in self._types)]))
         plan = ABLPPlan(
             supervision=tuple(self._types),
@@ -192,7 +196,8 @@ class DistABLPLoader(BaseDistLoader):
             max_labels=self._cap,
             random_negatives=self._num_random,
             exclude=self._exclude_targets,
-            reverses=tuple(sorted(pair for pair in reverses.items() if pair[0] in self._types)),
+            reverses=tuple(sorted(pair for pair in (given or {}).items() if pair[0] in self._types)),
+            without_reverses=given == {},
             with_times=self._sampling.with_times,
         )
         plan.check(schema)
@@ -202,6 +207,7 @@ class DistABLPLoader(BaseDistLoader):
         """Return ``Data`` or ``HeteroData``. A subclass may extend it."""
         batch = self._collator(tensors)
         plan = cast("ABLPPlan", self.plan.sampler)
+        self._watch_labels(tensors)
         if isinstance(plan.hops, PPR):
             batch = attach_ppr(batch, tensors, plan.hops, plan.seed_types, self.dataset.schema)
         elif isinstance(plan.hops, Walks):
@@ -239,6 +245,13 @@ class DistABLPLoader(BaseDistLoader):
         counts = np.bincount(tensors.frame.array(names.anchors), minlength=num_anchors)
         return dict(enumerate(torch.split(labels, counts.tolist())))
 
+    def _watch_labels(self, tensors: FrameTensors) -> None:
+        for each in self._types:
+            for sign in self.dataset.schema.label_lists(each):
+                names = pair_arrays(each, sign)
+                anchors, labels = (tensors.frame.array(name) for name in names)
+                self._watch.look(tensors.frame, each, anchors, labels)
+
     def _supervision_types(self) -> tuple[list[EdgeType], bool]:
         """Return the supervision types, ascending, and whether a list was given."""
         schema = self.dataset.schema
@@ -257,6 +270,19 @@ class DistABLPLoader(BaseDistLoader):
         if len(sources) > 1:
             raise ValueError(f"supervision types lead from several node types: {', '.join(sorted(sources))}")
         return sorted(types), several and len(types) > 1
+
+    @cached_property
+    def _watch(self) -> ReverseWatch:
+        """Looks for reverses of labels, unless the user said which edge types hold them."""
+        schema, plan = self.dataset.schema, cast("ABLPPlan", self.plan.sampler)
+        told = {each for each, _ in plan.reverses}
+        is_watched = plan.exclude and not plan.without_reverses and isinstance(plan.hops, KHop)
+        excluded = {
+            each: [kind for kind, turned in excluded_types(schema, plan, each) if turned]
+            for each in self._types
+            if is_watched and each not in told
+        }
+        return ReverseWatch(self.name, schema, cast("KHop", plan.hops), excluded)
 
     @cached_property
     def _collator(self) -> Collator:

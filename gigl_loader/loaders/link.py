@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from typing_extensions import Unpack
 
+from gigl_loader.graph.reverses import read_reverses, reverses_of
 from gigl_loader.graph.schema import EdgeType
 from gigl_loader.graph.times import in_unit
 from gigl_loader.loaders.arguments import Fanouts, LoaderOptions, flag
@@ -19,138 +20,23 @@ from gigl_loader.loaders.base import BaseDistLoader
 from gigl_loader.loaders.collate import Collator
 from gigl_loader.loaders.input_times import timed_input
 from gigl_loader.loaders.inputs import InputLinks, SeedLinks, read_seed_links
-from gigl_loader.loaders.neighbor import check_reverse_edge_types, khop_arguments, sampler_arguments
+from gigl_loader.loaders.leaks import ReverseWatch
+from gigl_loader.loaders.link_labels import LinkLabels
+from gigl_loader.loaders.neighbor import khop_arguments, sampler_arguments
 from gigl_loader.sampling.khop import KHop
 from gigl_loader.sampling.negatives import MAX_AMOUNT, Negatives, NodeWeights
 from gigl_loader.sampling.plan import BatchPlan, SamplerOptions
 from gigl_loader.sampling.plans.custom import CustomSamplerOptions, UserCode
 from gigl_loader.sampling.plans.link import GIVEN, NOT_STRICT, TOO_LATE, LinkPlan
 from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions
-from gigl_loader.sampling.request import SEED_TIME
 
 if TYPE_CHECKING:
-    from torch import Tensor
-    from torch_geometric.data import Data, HeteroData
     from torch_geometric.sampler.base import SubgraphType
 
     from gigl_loader.graph.schema import GraphSchema, NodeType
     from gigl_loader.loaders.dataset import Dataset, LinkDirectory, NodeDirectory
     from gigl_loader.loaders.neighbor import Times, Window
     from gigl_loader.loaders.transfer import FrameTensors
-
-
-_ATTRIBUTES = ("edge_label", "edge_label_index", "edge_label_time")
-"""Attributes of the links of a batch. Columns of edges may have these names, as after ``RandomLinkSplit``."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LinkLabels:
-    """Labels and times of the links of an input, which stay with the trainer."""
-
-    label: Tensor | None = None
-    """[M, ...]."""
-    time: Tensor | None = None
-    """[M]."""
-
-    @classmethod
-    def read(cls, label: Any, time: Any, *, num_links: int, mode: str | None) -> LinkLabels:
-        """Check a user's labels and times. ``TypeError`` and ``ValueError`` name the rule that is broken.
-
-        ``mode``: that of the negatives.
-        """
-        if label is not None and mode == "triplet":
-            raise ValueError("edge_label has no meaning with triplets: links and negatives are told apart")
-        labels = _tensor("edge_label", label, num_links)
-        times = _tensor("edge_label_time", time, num_links)
-        if labels is not None and mode is not None and not _is_counted(labels):
-            raise TypeError(
-                "edge_label with negatives must be signed integers, uint8, floats or booleans, got "
-                f"{labels.dtype}"
-            )
-        return cls(labels, times)
-
-    def attach(self, batch: Data | HeteroData, tensors: FrameTensors, plan: LinkPlan) -> Any:
-        """Return ``batch`` with the attributes of its links."""
-        indices = {
-            name: tensors.tensor(name).to(torch.int64)
-            for name in ("src", "dst", "neg_src", "neg_dst")
-            if name in tensors.frame.layout.specs
-        }
-        which = torch.from_numpy(tensors.frame.array("input_id"))
-        links = {"input_id": tensors.tensor("input_id")}
-        times = None if self.time is None else self._of(self.time, which, tensors)
-        if plan.hops.time_attr is not None:
-            times = tensors.tensor(SEED_TIME)
-        ends: tuple[dict[str, Tensor], ...] = ({}, {})
-        if plan.mode == "triplet":
-            ends = _triplet(indices, plan, {} if times is None else {SEED_TIME: times})
-        else:
-            links |= self._labelled(indices, which, tensors, plan)
-            if times is not None:
-                links |= {SEED_TIME: times} if plan.hops.time_attr is not None else {}
-                links["edge_label_time"] = _with_negatives(times, plan.negatives)
-        own = batch[plan.edge_type] if hasattr(batch, "edge_types") else batch
-        for name in _ATTRIBUTES[plan.mode == "triplet" :]:  # Where links are triplets, no label is of them.
-            if name in own:
-                del own[name]
-        if own is batch:
-            for name, value in {**links, **ends[0], **ends[1]}.items():
-                setattr(batch, name, value)
-            return batch
-        own.update(links)
-        batch[plan.edge_type[0]].update(ends[0])
-        batch[plan.edge_type[2]].update(ends[1])
-        return batch
-
-    def _labelled(
-        self, indices: dict[str, Tensor], which: Tensor, tensors: FrameTensors, plan: LinkPlan
-    ) -> dict[str, Tensor]:
-        """Return the local ends and the labels of links and binary negatives."""
-        label = None if self.label is None else self._of(self.label, which, tensors)
-        if plan.negatives is None:
-            links = {"edge_label_index": torch.stack([indices["src"], indices["dst"]])}
-            return links if label is None else {**links, "edge_label": label}
-        ends = [torch.cat([indices[name], indices[f"neg_{name}"]]) for name in ("src", "dst")]
-        positive = torch.ones(len(which), device=ends[0].device) if label is None else label + 1
-        negative = positive.new_zeros((plan.negatives.count(len(which)), *positive.shape[1:]))
-        return {"edge_label_index": torch.stack(ends), "edge_label": torch.cat([positive, negative])}
-
-    def _of(self, values: Tensor, which: Tensor, tensors: FrameTensors) -> Tensor:
-        """Return the values of some links, on the device of the batch."""
-        return values[which].to(tensors.tensor("input_id").device, non_blocking=True)
-
-
-def _with_negatives(times: Tensor, negatives: Negatives | None) -> Tensor:
-    if negatives is None:
-        return times
-    owners = torch.arange(negatives.count(len(times)), device=times.device) % len(times)
-    return torch.cat([times, times[owners]])
-
-
-def _triplet(
-    indices: dict[str, Tensor], plan: LinkPlan, times: dict[str, Tensor]
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the attributes of source and destination nodes. Negative ``a * M + i`` belongs to link i."""
-    negatives, count = indices["neg_dst"], len(indices["src"])
-    if plan.negatives is None or plan.negatives.amount > 1:
-        negatives = negatives.view(len(negatives) // count, count).t().contiguous()
-    of_source = {"src_index": indices["src"], **times}
-    return of_source, {"dst_pos_index": indices["dst"], "dst_neg_index": negatives, **times}
-
-
-def _is_counted(labels: Tensor) -> bool:
-    """Return whether torch can add 1 to each label."""
-    unsigned = (torch.uint16, torch.uint32, torch.uint64)
-    return not labels.is_complex() and labels.dtype not in unsigned
-
-
-def _tensor(name: str, value: Any, num_links: int) -> Tensor | None:
-    if value is None:
-        return None
-    tensor = torch.as_tensor(value).detach().cpu()
-    if not tensor.ndim or len(tensor) != num_links:
-        raise ValueError(f"{name} needs one entry for each of {num_links} links, got {list(tensor.shape)}")
-    return tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -293,7 +179,8 @@ class DistLinkNeighborLoader(BaseDistLoader):
     - without negatives: ``edge_label_index`` (int64 [2, M], local nodes, row 0 = source) and, where labels
       were given, ``edge_label`` [M];
     - binary: ``edge_label_index`` [2, M + J], the links first, then the J negatives, and ``edge_label``
-      [M + J]: 1 for links (or the labels that were given, plus 1), 0 for negatives;
+      [M + J]: 1 for links (or the labels that were given, plus 1 where the smallest of the input is 0), 0
+      for negatives;
     - triplet: ``src_index`` [M], ``dst_pos_index`` [M] and ``dst_neg_index`` ([M], or [M, amount]; of given
       and custom negatives [M, K], with -1 for none);
     - ``input_id`` [M]: place of each link in the input; where times were given, ``edge_label_time``, and
@@ -346,9 +233,9 @@ class DistLinkNeighborLoader(BaseDistLoader):
             not be edges of the graph, nor their type one of its edge types: any between two of its node types
             will do. An input of nothing gives epochs of no batch, with a warning.
         ``edge_label``
-            A label for each link, [M, ...]. With binary negatives, labels are integers or floats from 0 on,
-            or booleans: 1 is added to each (``True`` becomes 2, int64), and negatives have 0. Not for
-            triplets.
+            A label for each link, [M, ...]. Binary negatives have the label 0, beside integers, floats or
+            booleans. If the smallest label of the whole input is 0, 1 is added to each, as in PyG (booleans
+            become int64); otherwise labels stay as they are. Not for triplets.
         ``edge_label_time``
             A time for each link, [M]. Negatives have the time of their link. Without ``time_attr``, times are
             handed on alone.
@@ -363,7 +250,9 @@ class DistLinkNeighborLoader(BaseDistLoader):
         ``reverse_edge_types``
             With ``exclude_targets``: for the links' edge type, the type that holds the same edges the other
             way round, which are removed, too. A graph of one edge type that holds both directions maps the
-            type to itself. ``None``: the reverses that the build was told (``--reverse``).
+            type to itself. By default, the declared reverse (``--reverse``, ``reverses`` of
+            ``DistDataset.from_pyg``) and the types that are its reverse by the prefix ``rev_``; ``{}``: none.
+            Links that a batch has the other way round nevertheless are warned about once.
         ``disjoint``
             Sample a tree of its own around every link, its ends and its negatives. ``batch`` is the number of
             the tree of every node.
@@ -386,6 +275,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
         self._neg_sampling = neg_sampling
         self._exclude_targets = flag("exclude_targets", exclude_targets)
         self._reverse_edge_types = reverse_edge_types
+        self._looked_at: tuple[EdgeType, ...] = ()
         arguments = sampler_arguments(
             num_neighbors,
             replace=replace,
@@ -440,6 +330,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
     def collate(self, tensors: FrameTensors) -> Any:
         """Return ``Data`` or ``HeteroData``. A subclass may extend it."""
         plan = cast("LinkPlan", self.plan.sampler)
+        self._watch.look(tensors.frame, plan.edge_type, *map(tensors.frame.array, ("src", "dst")))
         return self._labels.attach(self._collator(tensors), tensors, plan)
 
     def sample(
@@ -487,15 +378,24 @@ class DistLinkNeighborLoader(BaseDistLoader):
         return with_negatives(links, cast("LinkDirectory", self.dataset), given, width=width)
 
     def _excluded(self, edge_type: EdgeType) -> tuple[tuple[EdgeType, ...], tuple[EdgeType, ...]]:
-        """Return the edge types that are removed: the type of the links, and its reverse."""
+        """Return the edge types that are removed: the type of the links, and its reverses."""
         schema = self.dataset.schema
         known = {*schema.edges, edge_type}
-        given = check_reverse_edge_types(self._reverse_edge_types, known, schema.edges)
+        given = read_reverses(known, schema.edges, self._reverse_edge_types, "reverse_edge_types")
         if not self._exclude_targets:
             return (), ()
         own = (edge_type,) if edge_type in schema.edges else ()
-        reverse = (schema.reverses if given is None else given).get(edge_type)
-        return own, () if reverse is None else (reverse,)
+        if given is not None and (edge_type in given or not given):
+            return own, tuple(given[each] for each in given if each == edge_type)
+        self._looked_at = (edge_type,)
+        return own, reverses_of(edge_type, schema.edges, schema.reverses)
+
+    @cached_property
+    def _watch(self) -> ReverseWatch:
+        """Looks for reverses of links, unless the user said which edge types hold them."""
+        plan = cast("LinkPlan", self.plan.sampler)
+        excluded = dict.fromkeys(self._looked_at, plan.excluded_reverse)
+        return ReverseWatch(self.name, self.dataset.schema, plan.hops, excluded)
 
     @cached_property
     def _collator(self) -> Collator:

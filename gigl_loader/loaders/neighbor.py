@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
@@ -19,7 +19,6 @@ from gigl_loader.loaders.base import BaseDistLoader
 from gigl_loader.loaders.collate import Collator
 from gigl_loader.loaders.input_times import timed_input
 from gigl_loader.loaders.inputs import SeedNodes, read_seed_nodes
-from gigl_loader.options import EdgeType, by_edge_type, known_edge_type
 from gigl_loader.sampling.khop import SUBGRAPH_TYPES
 from gigl_loader.sampling.plan import BatchPlan, SamplerArguments, SamplerOptions
 from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions
@@ -110,25 +109,6 @@ def _subgraph_type(value: Any) -> str:
     if not isinstance(name, str) or name not in SUBGRAPH_TYPES:
         raise ValueError(f"subgraph_type must be one of {', '.join(SUBGRAPH_TYPES)}, got {value!r:.200}")
     return name
-
-
-def check_reverse_edge_types(
-    given: Any, known: Collection[EdgeType], edges: Collection[EdgeType]
-) -> dict[EdgeType, EdgeType] | None:
-    """Return the reverse, one of ``edges``, of each ``known`` type that a user named; ``None`` for nothing.
-
-    ``ValueError`` names an unknown type.
-    """
-    if given is None:
-        return None
-    if not isinstance(given, Mapping):
-        raise TypeError(
-            "reverse_edge_types must map an edge type to the one that holds its edges the other way "
-            f"round, got {given!r}"
-        )
-    what = "reverse_edge_types"
-    named = by_edge_type(known, given, what)
-    return {kind: known_edge_type(edges, reverse, what) for kind, reverse in named.items()}
 
 
 def khop_arguments(arguments: SamplerArguments, options: Any, what: str) -> SamplerArguments:

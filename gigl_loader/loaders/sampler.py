@@ -23,7 +23,8 @@ import torch
 from gigl_loader.loaders.arguments import seconds, whole_epoch
 from gigl_loader.loaders.base import BaseDistLoader
 from gigl_loader.loaders.input_times import request_alone
-from gigl_loader.loaders.link import DistLinkNeighborLoader, LinkLabels
+from gigl_loader.loaders.link import DistLinkNeighborLoader
+from gigl_loader.loaders.link_labels import LinkLabels
 from gigl_loader.loaders.neighbor import DistNeighborLoader
 from gigl_loader.loaders.new_nodes import read_new_nodes
 from gigl_loader.loaders.stream import BatchPipeline, SingleBatches

@@ -13,6 +13,7 @@ import numpy as np
 from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.column_names import names_of_batches
+from gigl_loader.graph.reverses import read_reverses
 from gigl_loader.graph.schema import (
     HOMOGENEOUS_EDGE,
     HOMOGENEOUS_NODE,
@@ -34,6 +35,7 @@ from gigl_loader.partition.table import (
     known_columns,
     without_dates,
 )
+from gigl_loader.partition.views import with_declared_reverses
 from gigl_loader.tensors import spec_of
 
 logger = logging.getLogger(__name__)
@@ -53,6 +55,7 @@ def tables_from_pyg(
     time_attr: str | Mapping[NodeType | EdgeType, str] | None = None,
     labels: Mapping[EdgeType, Any] | None = None,
     quantize: Mapping[Any, Any] | None = None,
+    reverses: Mapping[Any, Any] | None = None,
 ) -> GraphTables:
     """Return the tables of a ``Data`` or ``HeteroData``, without copying its tensors where possible.
 
@@ -78,6 +81,9 @@ def tables_from_pyg(
 
     ``quantize`` names columns of floats to store as codes of a few bits: ``{"x": "int8"}`` for every type
     that has ``x``, ``{"paper": {"x": "uint4:per-row"}}`` by type. See ``DistDataset.from_pyg``.
+
+    ``reverses`` declares, for some edge types, the type that holds their edges the other way round. Types
+    that are named ``rev_`` need not be declared.
     """
     if not hasattr(data, "stores"):
         hint = ": pass its graph, dataset[0]" if hasattr(data, "num_classes") else ""
@@ -107,7 +113,7 @@ def tables_from_pyg(
         _warn_of_either_side(time_attr, nodes, edges)
     columns = {kind: table.columns for kind, table in edges.items()}
     node_columns = {kind: each.rows.columns for kind, each in nodes.items() if each.rows is not None}
-    return GraphTables(
+    tables = GraphTables(
         edges=edges,
         nodes=nodes,
         weights=declared(columns, weight_attr, "weight_attr"),
@@ -115,6 +121,7 @@ def tables_from_pyg(
         labels=_label_tables(labels, nodes),
         quantize=read_quantize(quantize, known_columns(nodes, edges), "quantize"),
     )
+    return with_declared_reverses(tables, read_reverses(edges, edges, reverses, "reverses") or {})
 
 
 def _label_tables(

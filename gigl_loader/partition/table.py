@@ -311,7 +311,7 @@ class GraphTables:
         return hashlib.sha256(repr((found, options)).encode()).hexdigest()
 
     def checksum(self) -> str:
-        """Return a checksum of tables of numbers in memory, with what is declared of their columns."""
+        """Return a checksum of tables of numbers in memory, with all that is declared of them."""
         counts = [(node_type, nodes.count) for node_type, nodes in sorted(self.nodes.items())]
         node_rows = [(node_type, nodes.rows) for node_type, nodes in sorted(self.nodes.items())]
         found = [
@@ -324,8 +324,8 @@ class GraphTables:
         quantized = sorted(
             (str(kind), name, str(how)) for kind, each in self.quantize.items() for name, how in each.items()
         )
-        declared_columns = (sorted(self.weights.items()), _sorted(self.times), quantized)
-        return hashlib.sha256(repr((counts, found, declared_columns)).encode()).hexdigest()
+        told = (sorted(self.weights.items()), _sorted(self.times), quantized, sorted(self.reverses.items()))
+        return hashlib.sha256(repr((counts, found, told)).encode()).hexdigest()
 
     @property
     def homogeneous(self) -> bool:

@@ -6,13 +6,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from gigl_loader.arrays import Array, first_true
 from gigl_loader.errors import FormatError
-from gigl_loader.graph.schema import Column, EdgeType
+from gigl_loader.graph.reverses import reverse_name, reverses_of
+from gigl_loader.graph.schema import Column, EdgeSplits, EdgeType
 from gigl_loader.partition.readers import TEXT, Kind, Table
 from gigl_loader.partition.stage import numbered, shards_of, stamp_of
 from gigl_loader.partition.table import GraphTables
@@ -237,12 +238,6 @@ def _projected_kind(table: Table, name: str, projection: Projection) -> Kind:
     return Column(projection.dtype or found, (width,))
 
 
-def reverse_of(edge_type: EdgeType) -> EdgeType:
-    """Return the type of the reversed edges, by the rule of PyG's ``ToUndirected``."""
-    source, relation, destination = edge_type
-    return destination, f"rev_{relation}", source
-
-
 def with_reverse_edges(
     tables: GraphTables, reverses: Mapping[EdgeType, EdgeType] | None = None, *, undirected: bool = False
 ) -> GraphTables:
@@ -263,15 +258,14 @@ def with_reverse_edges(
     if undirected:
         for kind in sorted(tables.edges, key=lambda each: len(each[1])):
             if kind not in wanted.values():
-                wanted.setdefault(kind, kind if kind[0] == kind[2] else reverse_of(kind))
+                wanted.setdefault(kind, kind if kind[0] == kind[2] else reverse_name(kind))
     edges = dict(tables.edges)
     weights, times, splits = dict(tables.weights), dict(tables.times), dict(tables.splits)
     quantize, encode = dict(tables.quantize), dict(tables.encode)
     for kind, reverse in wanted.items():
         _check_reverse(tables, kind, reverse, wanted)
-        if rule := splits.get(kind, splits.get(reverse)):
-            splits[kind] = rule
-            splits[reverse] = replace(rule, hashed="both" if reverse == kind else "dst,src")
+        if kind in splits or reverse in splits:
+            splits |= _split_alike(kind, reverse, splits)
         if reverse in tables.edges and reverse != kind:
             continue
         edges[reverse] = _both_ways(tables.edges[kind]) if reverse == kind else _reversed(tables.edges[kind])
@@ -296,6 +290,49 @@ def with_reverse_edges(
     )
 
 
+def with_declared_reverses(tables: GraphTables, reverses: Mapping[EdgeType, EdgeType]) -> GraphTables:
+    """Return the tables with types declared as reverses of each other, or of themselves. None gets edges.
+
+    ``ValueError`` for an unknown type, for ends that do not fit, and for a reverse of two types.
+    """
+    for kind, reverse in reverses.items():
+        _check_reverse(tables, kind, reverse, reverses)
+        if reverse not in tables.edges:
+            raise ValueError(f"there are no edges of type {reverse}, the reverse of {kind}: add them first")
+    return replace(tables, reverses={reverse: kind for kind, reverse in reverses.items()} | dict(reverses))
+
+
+def with_equal_splits(tables: GraphTables) -> GraphTables:
+    """Return the tables with the same splits for each type and its reverses, declared or by name.
+
+    Else the reverse of a held-out edge would be among the messages. ``ValueError`` for splits that differ.
+    """
+    splits = dict(tables.splits)
+    for kind in sorted(tables.edges, key=lambda each: (len(each[1]), each)):
+        for reverse in reverses_of(kind, tables.edges, tables.reverses):
+            if kind in splits or reverse in splits:
+                splits |= _split_alike(kind, reverse, splits)
+    return replace(tables, splits=splits)
+
+
+_TURNED: Mapping[str, Literal["src,dst", "dst,src", "both"]]
+_TURNED = {"src,dst": "dst,src", "dst,src": "src,dst", "both": "both"}
+
+
+def _split_alike(
+    kind: EdgeType, reverse: EdgeType, splits: Mapping[EdgeType, EdgeSplits]
+) -> dict[EdgeType, EdgeSplits]:
+    """Return the splits of a type and its reverse, of which one has splits."""
+    rule = splits.get(kind, splits.get(reverse))
+    assert rule is not None
+    if kind == reverse:
+        return {kind: replace(rule, hashed="both")}
+    of_reverse = splits.get(reverse, rule)
+    if (of_reverse.fractions, of_reverse.seed) != (rule.fractions, rule.seed):
+        raise ValueError(f"{reverse} is the reverse of {kind}: both have the same splits, these differ")
+    return {kind: rule, reverse: replace(rule, hashed=_TURNED[rule.hashed])}
+
+
 def _check_reverse(
     tables: GraphTables, kind: EdgeType, reverse: EdgeType, wanted: Mapping[EdgeType, EdgeType]
 ) -> None:
@@ -309,9 +346,6 @@ def _check_reverse(
         raise ValueError(
             f"{reverse} is the reverse of {' and of '.join(map(str, sorted(of)))}: name one of them"
         )
-    splits = tables.splits
-    if {kind, reverse} <= splits.keys() and splits[kind].fractions != splits[reverse].fractions:
-        raise ValueError(f"{reverse} is the reverse of {kind}: both have the same splits, these differ")
 
 
 def _reversed(table: Table) -> Table:

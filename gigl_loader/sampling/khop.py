@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
+from gigl_loader.graph.reverses import reverse_name, reverse_names, reverses_of
 from gigl_loader.graph.schema import Column, type_name
 from gigl_loader.graph.times import TimeWindow, check_window, read_window
 from gigl_loader.options import by_edge_type, whole_number
@@ -224,8 +225,8 @@ class KHop:
             for edge_type in filter(self.draws, self.num_neighbors):
                 if reverses.get(edge_type) not in self.num_neighbors:
                     raise ValueError(
-                        f"bidirectional subgraphs need the edge type {_reverse_name(edge_type)}, the reverse "
-                        f"of {edge_type}: add it to the graph, or give {edge_type} the fanouts [0, ...]"
+                        f"bidirectional subgraphs need the edge type {reverse_names(edge_type)[0]}, the "
+                        f"reverse of {edge_type}: add it to the graph, or give {edge_type} fanouts [0, ...]"
                     )
         return self
 
@@ -263,23 +264,23 @@ def reversed_edge_types(edge_types: Iterable[EdgeType]) -> dict[EdgeType, EdgeTy
     for edge_type in sorted(known, key=lambda kind: (len(kind[1]), kind)):
         if edge_type in result:
             continue
-        source, relation, destination = edge_type
-        reverse = (destination, f"rev_{relation}", source)
-        result[edge_type] = reverse
+        result[edge_type] = reverse = reverse_name(edge_type)
         if reverse in known and reverse not in result:
             result[reverse] = edge_type
     return result
 
 
 def reverse_types(schema: GraphSchema) -> dict[EdgeType, EdgeType]:
-    """Return the reverse of each edge type that has one in the graph: a declared one, else as PyG finds it.
+    """Return the reverse of each edge type that has one in the graph.
 
-    PyG takes the ``rev_`` type, or the type itself where there is none and both ends are of one node type.
+    A type between equal node types that has no other is its own, as in PyG.
     """
-    reverses = reversed_edge_types(schema.edges)
-    own = {each: each for each in schema.edges if each[0] == each[2]}
-    named = {each: reverses[each] for each in schema.edges if reverses[each] in schema.edges}
-    return {**own, **named, **schema.reverses}
+    found: dict[EdgeType, EdgeType] = {}
+    for each in schema.edges:
+        own = (each,) if each[0] == each[2] else ()
+        for reverse in (reverses_of(each, schema.edges, schema.reverses) or own)[:1]:
+            found[each] = reverse
+    return found
 
 
 def _merged_array(edge_type: EdgeType, reverse: EdgeType) -> FrameArray:
@@ -305,12 +306,6 @@ def _shared_columns(
 def _as_batches_have(column: Column) -> Column:
     """Return the column without its stored form."""
     return replace(column, quantized=None)
-
-
-def _reverse_name(edge_type: EdgeType) -> EdgeType:
-    source, relation, destination = edge_type
-    reverse = relation[4:] if relation.startswith("rev_") else f"rev_{relation}"
-    return (destination, reverse, source)
 
 
 def check_weight(schema: GraphSchema, weight_attr: object) -> str | None:

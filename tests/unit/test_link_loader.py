@@ -397,9 +397,11 @@ def test_labels_and_times_follow_their_links() -> None:
 
 
 def test_labels_may_have_several_dimensions() -> None:
-    label = torch.rand(2400, 3)
-    batch = _first(DATASET, [1], edge_label=label, neg_sampling="binary")
-    assert torch.equal(batch.edge_label, torch.cat([label[:64] + 1, torch.zeros(64, 3)]))
+    label = torch.rand(2400, 3) + 0.1
+    for smallest, more in ((0.1, 0), (0, 1)):
+        label[2399, 2] = smallest
+        batch = _first(DATASET, [1], edge_label=label, neg_sampling="binary")
+        assert torch.equal(batch.edge_label, torch.cat([label[:64] + more, torch.zeros(64, 3)]))
 
 
 def test_labels_that_do_not_fit_are_refused() -> None:

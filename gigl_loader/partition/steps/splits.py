@@ -18,7 +18,7 @@ from gigl_loader.partition.readers import Table
 from gigl_loader.partition.stage import StageInfo, first_rows, numbered, shards_of
 from gigl_loader.partition.steps.ids import as_ids, find_all, require_integers
 from gigl_loader.partition.table import SPLIT_MASKS, NodeTable, edge_roles, is_mask
-from gigl_loader.partition.views import ProjectedTable, Projection
+from gigl_loader.partition.views import ProjectedTable, Projection, with_equal_splits
 from gigl_loader.splits import edges_by_split, hash_splits
 
 if TYPE_CHECKING:
@@ -162,8 +162,9 @@ def hold_out_edges(job: Job, given: GraphTables) -> GraphTables:
     """Return the tables with the sizes of splits, and with the edges that are held out apart.
 
     Edges of splits that ``message_edges`` does not name are held out. Hidden lists have them, with their ids
-    in the whole table.
+    in the whole table. A type and its reverses have the same splits.
     """
+    given = with_equal_splits(given)
     edges, splits, labels = dict(given.edges), dict(given.splits), dict(given.labels)
     for edge_type, rule in given.splits.items():
         table = given.edges[edge_type]

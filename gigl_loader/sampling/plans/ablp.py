@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from gigl_loader.graph.reverses import reverses_of
 from gigl_loader.graph.schema import Column, type_name
 from gigl_loader.native import BatchTooLarge as NativeTooLarge
 from gigl_loader.sampling.frame_schema import FrameArray, FrameSchema
@@ -30,7 +31,7 @@ from gigl_loader.sampling.seeds import (
 from gigl_loader.sampling.walk_sampler import WalkSampler
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from gigl_loader.arrays import Array, Int64Array
     from gigl_loader.graph.schema import GraphSchema, LabelSign
@@ -66,7 +67,9 @@ class ABLPPlan:
     """Remove sampled edges of a supervision type, and of its reverses, that join an anchor with a label."""
     reverses: tuple[tuple[EdgeType, EdgeType], ...] = ()
     """Supervision types, each with an edge type that holds its edges the other way round, in addition to
-    what ``excluded_types`` finds by name."""
+    what ``excluded_types`` finds."""
+    without_reverses: bool = False
+    """No edge type holds edges of a supervision type the other way round, whatever its name."""
     with_times: bool = False
     """Each anchor comes with a time, that of its tree. Without, trees have the times of their anchors."""
 
@@ -81,6 +84,8 @@ class ABLPPlan:
             raise ValueError(f"random_negatives must lie in [0, 2**24), got {self.random_negatives}")
         if isinstance(self.hops, KHop) and self.hops.num_hops > LABEL_HOP:
             raise ValueError(f"at most {LABEL_HOP} hops beside labels, got {self.hops.num_hops}")
+        if self.reverses and self.without_reverses:
+            raise ValueError("reverses are named, and there are none: one of these")
         if self.random_negatives and self.hops.time_attr is not None:
             raise ValueError(
                 "num_random_negatives has no meaning with time_attr: they have no time of their own"
@@ -133,7 +138,7 @@ class ABLPPlan:
             **(
                 {"reverses": [list(each) for pair in self.reverses for each in pair]} if self.reverses else {}
             ),
-            **({"with_times": True} if self.with_times else {}),
+            **({name: True for name in ("with_times", "without_reverses") if getattr(self, name)}),
         }
 
     @classmethod
@@ -156,6 +161,7 @@ class ABLPPlan:
             exclude=fields.flag("exclude"),
             reverses=tuple(zip(reverses[::2], reverses[1::2], strict=True)),
             with_times=fields.flag("with_times", False),
+            without_reverses=fields.flag("without_reverses", False),
         )
         plan.check(fields.schema)
         return plan
@@ -201,21 +207,20 @@ def random_array(edge_type: EdgeType) -> str:
 
 
 def excluded_types(
-    schema: GraphSchema, edge_type: EdgeType, reverses: Sequence[tuple[EdgeType, EdgeType]]
+    schema: GraphSchema, plan: ABLPPlan, edge_type: EdgeType
 ) -> dict[tuple[EdgeType, bool], None]:
     """Return the edge types that join anchors with labels of a supervision type: True for the reverse ones.
 
-    They are the type itself, its reverses by PyG's rule of names, as declared, and as in ``reverses``; in a
-    homogeneous graph, its edge type in both directions, whatever the supervision type is called.
+    They are the type itself and its reverses, declared, by name, and as the plan has them; in a homogeneous
+    graph, its edge type in both directions, whatever the supervision type is called.
     """
-    if schema.homogeneous:
-        return {(each, turned): None for each in schema.edges for turned in (False, True)}
-    source, relation, destination = edge_type
-    names = [f"rev_{relation}", *([relation[4:]] if relation.startswith("rev_") else [])]
-    turned_types = [(destination, name, source) for name in names]
-    turned_types += [reverse for each, reverse in (*schema.reverses.items(), *reverses) if each == edge_type]
-    found = {(edge_type, False): None, **{(each, True): None for each in turned_types}}
-    return {key: None for key in found if key[0] in schema.edges}
+    edges = schema.edges
+    own = list(edges) if schema.homogeneous else [each for each in edges if each == edge_type]
+    reverses: list[EdgeType] = []
+    if not plan.without_reverses:
+        reverses += edges if schema.homogeneous else reverses_of(edge_type, edges, schema.reverses)
+        reverses += [reverse for each, reverse in plan.reverses if each == edge_type]
+    return {**{(each, False): None for each in own}, **{(each, True): None for each in reverses}}
 
 
 class ABLPSeeder:
@@ -302,6 +307,6 @@ class ABLPSeeder:
                 self._edge_types.index(each),
                 *((anchors, labels) if turned == self._inward else (labels, anchors)),
             )
-            for each, turned in excluded_types(self._graph.schema, edge_type, self._plan.reverses)
+            for each, turned in excluded_types(self._graph.schema, self._plan, edge_type)
             if each in self._edge_types
         ]
