@@ -6,9 +6,11 @@ They never change a batch.
 from __future__ import annotations
 
 import operator
+import os
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias, TypeVar
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)I?B?\s*", re.IGNORECASE)
@@ -27,6 +29,21 @@ def whole_number(name: str, value: Any, *, minimum: int) -> int:
     if number < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {number}")
     return number
+
+
+def flag(name: str, value: Any) -> bool:
+    """Return a flag, given as a bool of Python or NumPy, or as 0 or 1. ``TypeError`` for anything else."""
+    is_numpy_bool = getattr(getattr(value, "dtype", None), "kind", "") == "b" and value.ndim == 0
+    if not (is_numpy_bool or isinstance(value, Integral)) or value not in (0, 1):
+        raise TypeError(f"{name} must be True or False, got {value!r:.200}")
+    return bool(value)
+
+
+def real_number(name: str, value: Any, what: str = "a number") -> float:
+    """Return a number of Python or NumPy as a float. ``TypeError`` for anything else, bools too."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be {what}, got {value!r}")
+    return float(value)
 
 
 def byte_count(name: str, value: Any, *, minimum: int = 1) -> int:
@@ -110,6 +127,19 @@ TOPOLOGIES: tuple[Topology, ...] = ("own", "all")
 VERIFY_MODES: tuple[Verify, ...] = ("full", "lazy", "none")
 
 START_METHODS = ("spawn", "forkserver", "fork")
+START_METHOD_VARIABLE = "GIGL_START_METHOD"
+
+
+def start_method_from_environment(environment: Mapping[str, str] | None = None) -> str:
+    """Return how sampling processes start where a program does not say: ``GIGL_START_METHOD``, or spawn.
+
+    For programs whose configuration does not reach the arguments of their loaders. ``ValueError`` names the
+    variable.
+    """
+    given = (os.environ if environment is None else environment).get(START_METHOD_VARIABLE) or "spawn"
+    if given not in START_METHODS:
+        raise ValueError(f"{START_METHOD_VARIABLE} must be one of {', '.join(START_METHODS)}, got {given!r}")
+    return given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from gigl_loader.arrays import plain_values, tensor_of
 from gigl_loader.graph.schema import held_out_list
 from gigl_loader.options import MAX_TEXT_ID, known_edge_type
 from gigl_loader.sharding import read_share
@@ -422,7 +423,7 @@ class GraphQueries:
         kind = self._one_type(node_type)
         if isinstance(original_ids, str):
             raise TypeError(f"original ids must be a list of texts, got the text {original_ids[:100]!r}")
-        texts = list(original_ids)
+        texts = list(plain_values("original ids", original_ids))
         wrong = [text for text in texts if not isinstance(text, str)]
         if wrong:
             raise TypeError(f"original ids must be texts, got {wrong[0]!r}")
@@ -484,9 +485,7 @@ def _check_names(*names: object) -> None:
 
 def _id_array(ids: torch.Tensor) -> Int64Array:
     """Return a user's node ids as int64 [N]."""
-    import torch
-
-    array = np.ascontiguousarray(torch.as_tensor(ids).cpu().numpy())
+    array = np.ascontiguousarray(tensor_of("node ids", ids).numpy())
     if array.dtype.kind not in "iu" or array.ndim != 1:
         raise TypeError(f"node ids must be a 1-D tensor of integers, got {array.dtype} {array.shape}")
     return array.astype(np.int64)

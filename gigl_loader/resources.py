@@ -25,6 +25,8 @@ _NO_LIMIT = 1 << 60
 _MAX_FILES = 1 << 16
 _STACK_BYTES = 2 << 20  # Of a thread where RLIMIT_STACK is unlimited (glibc, x86-64).
 _LIBRARY_BYTES = 1200 << 20  # NumPy, pyarrow and gRPC: 1.16 GB (pyarrow 26, gRPC 1.85).
+_NO_THREAD = "can't start new thread"
+_OF_PROCESSES = "ulimit -u, RLIMIT_NPROC, or pids.max of the control group"
 _LIBRARY_DATA_BYTES = 200 << 20  # Measured without stacks: 130 MB.
 
 
@@ -75,8 +77,7 @@ def check_resources(needs: Needs, *, what: str) -> None:
     started = _startable(needs.threads)
     if started < needs.threads:
         raise ValueError(
-            f"only {started} threads can be started: {what} needs {needs.threads} (ulimit -u, RLIMIT_NPROC, "
-            "or pids.max of the control group)"
+            f"only {started} threads can be started: {what} needs {needs.threads} ({_OF_PROCESSES})"
         )
 
 
@@ -153,6 +154,34 @@ def naming_channel(nbytes: int) -> Iterator[None]:
         else:
             raise
         raise OSError(error.errno, text) from error
+
+
+def is_process_limit(error: BaseException) -> bool:
+    """Return whether an error says that no further process or thread can be started."""
+    is_no_thread = isinstance(error, RuntimeError) and _NO_THREAD in str(error)
+    return is_no_thread or isinstance(error, BlockingIOError)
+
+
+def process_limit(option: str) -> OSError:
+    """Return the error that names the limit of processes, and ``option``, which sets how many there are."""
+    limit = _limit("RLIMIT_NPROC")
+    number = "" if limit == float("inf") else f" of {limit}"
+    return OSError(
+        errno.EAGAIN,
+        f"{option}: no further process or thread can be started, as a limit{number} is reached: raise it "
+        f"({_OF_PROCESSES}), or lower {option.partition('=')[0]}",
+    )
+
+
+@contextmanager
+def naming_process_limit(option: str) -> Iterator[None]:
+    """Name ``option``, such as ``"num_workers=4"``, where no further process or thread can be started."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        if not is_process_limit(error) or _OF_PROCESSES in str(error):
+            raise
+        raise process_limit(option) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gigl_loader.arrays import plain_values, tensor_of
 from gigl_loader.graph.schema import EdgeSplits
 from gigl_loader.native import batch_key, philox_words
+from gigl_loader.options import real_number
 
 if TYPE_CHECKING:
     import torch
 
-    from gigl_loader.arrays import BoolArray, Int64Array
+    from gigl_loader.arrays import BoolArray, Int64Array, Values
 
 _NAMES = ("train", "val", "test")
 _UNITS = 2**53
 
 
 def split_nodes(
-    ids: torch.Tensor, fractions: Sequence[float] | Mapping[str, float], seed: int = 0
+    ids: Values, fractions: Values | Mapping[str, float], seed: int = 0
 ) -> dict[str, torch.Tensor]:
     """Return the node ids of each split, in the order of ``ids``.
 
@@ -41,7 +44,7 @@ def split_nodes(
     """
     import torch
 
-    tensor = torch.as_tensor(ids)
+    tensor = ids if isinstance(ids, torch.Tensor) else tensor_of("ids", ids)
     tensor = tensor if tensor.numel() else tensor.long()  # Of nothing, torch makes floats.
     numbers = _integers("ids", tensor, 1)
     return {
@@ -51,8 +54,8 @@ def split_nodes(
 
 
 def split_edges(
-    edge_index: torch.Tensor,
-    fractions: Sequence[float] | Mapping[str, float],
+    edge_index: Values,
+    fractions: Values | Mapping[str, float],
     seed: int = 0,
     undirected: bool = False,
 ) -> dict[str, torch.Tensor]:
@@ -68,7 +71,7 @@ def split_edges(
     """
     import torch
 
-    ends = _integers("edge_index", torch.as_tensor(edge_index), 2)
+    ends = _integers("edge_index", tensor_of("edge_index", edge_index), 2)
     rule = EdgeSplits(
         fractions=named_fractions(fractions), hashed="both" if undirected else "src,dst", seed=seed
     )
@@ -78,6 +81,9 @@ def split_edges(
 
 def named_fractions(fractions: Any) -> dict[str, float]:
     """Return fractions by the name of the split. ``ValueError`` and ``TypeError`` name the broken rule."""
+    fractions = plain_values("fractions", fractions)
+    if isinstance(fractions, np.ndarray):
+        fractions = fractions.tolist()
     if isinstance(fractions, Mapping):
         named = dict(fractions)
     elif isinstance(fractions, Sequence) and not isinstance(fractions, str):
@@ -87,8 +93,7 @@ def named_fractions(fractions: Any) -> dict[str, float]:
     else:
         raise TypeError(f"fractions are numbers, of train, val and test, or by name, got {fractions!r}")
     for name, fraction in named.items():
-        if isinstance(fraction, bool) or not isinstance(fraction, (int, float)):
-            raise TypeError(f"the fraction of {name!r} must be a number, got {fraction!r}")
+        real_number(f"the fraction of {name!r}", fraction)
         if not (math.isfinite(fraction) and 0 <= fraction <= 1):
             raise ValueError(f"the fraction of {name!r} must lie in [0, 1], got {fraction}")
     if sum(named.values()) > 1 + 1e-9:
@@ -97,13 +102,13 @@ def named_fractions(fractions: Any) -> dict[str, float]:
 
 
 def hash_splits(
-    first: Int64Array, second: Int64Array | None, fractions: Mapping[str, float], seed: int
+    first: Int64Array, second: Int64Array | None, fractions: Mapping[str, float], seed: Any
 ) -> dict[str, BoolArray]:
     """Return which entries are in each split, bool [N]. An entry is one id, or the ids of two ends."""
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= int(seed) < 2**64:
         raise ValueError(f"seed must be a whole number in [0, 2**64), got {seed!r}")
     words, unused = np.empty(len(first), np.uint64), np.empty(len(first), np.uint64)
-    key = batch_key(seed, 0, np.array([1 if second is None else 2], np.int64))
+    key = batch_key(int(seed), 0, np.array([1 if second is None else 2], np.int64))
     high = np.zeros(len(first), np.int64) if second is None else np.ascontiguousarray(second)
     philox_words(key, np.ascontiguousarray(first), high, words, unused)
     places = (words >> np.uint64(11)).astype(np.int64)  # in [0, 2**53)

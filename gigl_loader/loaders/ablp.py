@@ -11,7 +11,7 @@ import torch
 from typing_extensions import Unpack
 
 from gigl_loader.graph.reverses import read_reverses
-from gigl_loader.loaders.arguments import Fanouts, LoaderOptions, flag
+from gigl_loader.loaders.arguments import Fanouts, LoaderOptions
 from gigl_loader.loaders.base import BaseDistLoader
 from gigl_loader.loaders.collate import Collator, seed_index
 from gigl_loader.loaders.input_times import timed_input
@@ -23,7 +23,7 @@ from gigl_loader.loaders.neighbor import (
     check_sampler_options,
     sampler_arguments,
 )
-from gigl_loader.options import EdgeType, known_edge_type, whole_number
+from gigl_loader.options import EdgeType, flag, known_edge_type, whole_number
 from gigl_loader.sampling.khop import KHop
 from gigl_loader.sampling.plan import BatchPlan, SamplerOptions
 from gigl_loader.sampling.plans.ablp import (

@@ -11,17 +11,28 @@ import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias
 
 import torch
 from typing_extensions import TypedDict
 
 from gigl_loader.loaders.dequantize import value_dtype
-from gigl_loader.options import FeatureOptions, StoreOptions, WorkerOptions, byte_count, whole_number
+from gigl_loader.options import (
+    FeatureOptions,
+    StoreOptions,
+    WorkerOptions,
+    byte_count,
+    flag,
+    real_number,
+    start_method_from_environment,
+    whole_number,
+)
 from gigl_loader.shared import SharedTensors, check_shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from multiprocessing.context import BaseContext
 
     from torch_geometric.sampler import NumNeighbors
 
@@ -110,10 +121,12 @@ class LoaderOptions(TypedDict, total=False):
     """Seconds between the starts of local ranks. ``None``: each starts its sampling processes when the
     processes of another are up. No effect with one rank on a host. Graph store: seconds between the starts
     of ranks that create producers, where their number at the same time is limited."""
-    multiprocessing_context: str
-    """``"spawn"`` (the default: fresh interpreters without torch), ``"forkserver"`` or ``"fork"``."""
+    multiprocessing_context: str | BaseContext | None
+    """``"spawn"`` (fresh interpreters without torch), ``"forkserver"`` or ``"fork"``, or a context of
+    ``multiprocessing`` or ``torch.multiprocessing``, of which only the start method is used. Without it, or
+    with ``None``, the environment's ``GIGL_START_METHOD``, else ``"spawn"``."""
     timeout: float
-    """Seconds that any wait may take before ``TimeoutError``, by default 300."""
+    """Seconds that any wait may take before ``TimeoutError``, by default 300. Torch's 0 means the default."""
     transform: Callable[[Any], Any] | None
     """Called on every batch in this process, on the target device; its result is the batch."""
     in_order: bool
@@ -168,10 +181,14 @@ _AS_HERE: dict[str, Any] = {
     "collect_features": True,
     "directed": True,
     "neg_sampling_ratio": 0.0,
+    "prefetch_factor": 2,
     "strategy": "random",
     "with_weight": False,
 }
 """Values of other libraries' arguments that say what happens here, as ``None`` does."""
+
+_DEFAULTS_OF_TORCH: dict[str, Any] = {"pin_memory_device": "", "shuffle": None, "timeout": 0}
+"""Values that torch's ``DataLoader`` has for arguments that are not given. They mean the defaults here."""
 
 _IN_PLACE = (
     "pass the seeds as input_nodes, which ranks share by themselves; seed_weights= draws them by weight"
@@ -230,14 +247,24 @@ def with_defaults(cls: type, options: Mapping[str, Any]) -> LoaderOptions:
     of other libraries' loaders that change nothing are accepted and left out.
     """
     known: Any = {**DEFAULTS, **options}
-    for name in options:
+    if options.get("multiprocessing_context") is None:
+        known["multiprocessing_context"] = start_method_from_environment()
+    for name, value in options.items():
         if name in DEFAULTS:
+            if _is_default_of_torch(name, value):
+                known[name] = DEFAULTS[name]  # type: ignore[literal-required]
             continue
-        value = known.pop(name)
+        del known[name]
         if name in _WITHOUT_EFFECT or (name in _INSTEAD and _is_default(name, value)):
             continue
         raise TypeError(f"{cls.__name__}() has no argument {name!r}: {_remedy(cls, name, value)}")
     return known  # type: ignore[no-any-return]
+
+
+def _is_default_of_torch(name: str, value: Any) -> bool:
+    if name not in _DEFAULTS_OF_TORCH or isinstance(value, bool):
+        return False
+    return value is None or (isinstance(value, (str, Real)) and value == _DEFAULTS_OF_TORCH[name])
 
 
 def _is_default(name: str, value: Any) -> bool:
@@ -407,17 +434,9 @@ class FixedArguments:
         return is_kept and name in self._arguments
 
 
-def flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
-    return value
-
-
 def seconds(name: str, value: Any, *, above_zero: bool = False) -> float:
     """Return a finite, non-negative number of seconds."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number of seconds, got {value!r}")
-    number = float(value)
+    number = real_number(name, value, "a number of seconds")
     if not math.isfinite(number) or number < 0 or (above_zero and number == 0):
         rule = "positive" if above_zero else "not negative"
         raise ValueError(f"{name} must be finite and {rule}, got {value!r}")
@@ -440,6 +459,9 @@ def _whole_below(name: str, value: Any, *, bits: int) -> int:
 
 
 def start_method(value: Any, *, num_workers: int) -> Any:
+    """Return the name of a start method, also of a context of ``multiprocessing``. Its use checks it."""
+    if callable(getattr(value, "get_start_method", None)):
+        value = value.get_start_method()
     if value == "fork" and num_workers and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise ValueError(
             "multiprocessing_context='fork' after CUDA was initialised would break CUDA in this process; "

@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -429,7 +429,7 @@ class BaseDistLoader(FixedArguments):
         request = self._source_request()
         # A displayed loader is kept by the history of a notebook. Ranks start and end together.
         idle_s = _IDLE_S if request.alone and hasattr(sys, "ps1") else None
-        self._frames = FrameStream(partial(self.dataset.open_source, request), request.spans, idle_s=idle_s)
+        self._frames = FrameStream(self.dataset.open_source, request, idle_s=idle_s)
 
     def _single_batch(self, request: BatchRequest) -> Any:
         pipeline = BatchPipeline(self._pipeline.transfer, self._options.transform)  # Not in ``stats``.

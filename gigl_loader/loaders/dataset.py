@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
-import torch
+
+from gigl_loader.arrays import plain_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    import torch
 
     from gigl_loader.arrays import Int64Array
     from gigl_loader.graph.schema import GraphSchema
@@ -113,7 +116,8 @@ class DatasetOfLoader:
 
 def entry_numbers(value: Any, *, count: int) -> Int64Array:
     """Return numbers of entries of an input of ``count``, int64 [B], from a tensor, an array or a list."""
-    array = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
+    value = plain_values("places in the input", value)
+    array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
     if array.ndim != 1 or array.dtype.kind not in "iu" or not len(array):
         raise ValueError(
             f"places in the input must be 1-D whole numbers, at least one of them, got {value!r:.200}"

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from gigl_loader.loaders.arguments import flag
 from gigl_loader.loaders.base import BaseDistLoader
 from gigl_loader.loaders.embedding_files import SHARD_FORMATS, EmbeddingFolder, EmbeddingRun
 from gigl_loader.loaders.inputs import SeedNodes
 from gigl_loader.loaders.state import state_at
-from gigl_loader.options import whole_number
+from gigl_loader.options import flag, whole_number
 from gigl_loader.sampling.request import SEED
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import torch
 
-from gigl_loader.arrays import Int64Array, first_true
+from gigl_loader.arrays import Int64Array, first_true, plain_values, tensor_of
 from gigl_loader.graph.times import in_unit
 from gigl_loader.loaders.inputs import num_entries
 from gigl_loader.sampling.request import TIME, TIME_START, BatchRequest
@@ -83,9 +83,9 @@ def read_times(
     """
     if not count:
         return np.empty(0, np.int64)
-    value = in_unit(name, value, unit)
+    value = plain_values(name, in_unit(name, value, unit))
     try:
-        times = torch.as_tensor(value).detach().cpu()
+        times = tensor_of(name, value)
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(f"{name} must be a tensor of integers, got a {type(value).__name__}") from None
     if times.is_floating_point() or times.is_complex() or times.dtype == torch.bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
 from typing_extensions import Self
 
-from gigl_loader.arrays import Int64Array, digest_of_integers
+from gigl_loader.arrays import Int64Array, digest_of_integers, plain_values, tensor_of
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE
 from gigl_loader.options import is_edge_type, known_edge_type
 from gigl_loader.sampling.plans.link import GIVEN
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from gigl_loader.arrays import Array
+    from gigl_loader.arrays import Array, Values
     from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeSchema, NodeType
     from gigl_loader.loaders.dataset import LinkDirectory, NodeDirectory
 
@@ -114,7 +115,8 @@ def read_seed_nodes(
 ) -> SeedNodes:
     """Return the seeds that ``input_nodes`` stands for.
 
-    A 1-D tensor (or array, or list) of node ids, or of the texts by which tables named the nodes; a boolean
+    A 1-D tensor (or array, list, or column of pandas, Polars or Arrow) of node ids, or of the texts by which
+    tables named the nodes; a boolean
     mask over the nodes ``0 .. N - 1``; the name of a split; ``None`` for all nodes; node ids by the rank of a
     storage server, which come in the order of the ranks; a pair of a node type and one of these; or a node
     type alone for all of its nodes. Splits and all nodes come by ascending node id. ``node_type`` is that of
@@ -146,7 +148,7 @@ def _typed_nodes(schema: GraphSchema, input_nodes: Any, default: NodeType | None
                 f"the type's nodes, or ({with_split[input_nodes]!r}, {input_nodes!r}) for the split"
             )
         return input_nodes, None
-    if not isinstance(input_nodes, tuple):
+    if not isinstance(input_nodes, tuple) or _are_integers(input_nodes):
         _check_no_path("input_nodes", input_nodes, with_split)
         return default or _only_type(schema, input_nodes), input_nodes
     if len(input_nodes) != 2 or not isinstance(input_nodes[0], str):
@@ -156,6 +158,10 @@ def _typed_nodes(schema: GraphSchema, input_nodes: Any, default: NodeType | None
         raise ValueError(f"unknown node type {node_type!r}; known: {', '.join(schema.nodes)}")
     _check_no_path("input_nodes", nodes, with_split)
     return node_type, nodes
+
+
+def _are_integers(values: tuple[Any, ...]) -> bool:
+    return len(values) > 0 and all(isinstance(each, Integral) for each in values)
 
 
 def _without_no_type(value: Any) -> Any:
@@ -205,12 +211,13 @@ def _joined(by_server: Mapping[Any, Any], num_servers: int) -> Int64Array:
 
 
 def _array(nodes: Any) -> npt.NDArray[Any]:
+    nodes = plain_values("input_nodes", nodes)
     if isinstance(nodes, torch.Tensor):
         nodes = nodes.detach().cpu()
         if nodes.dtype == torch.bfloat16:
             nodes = nodes.float()
         array: npt.NDArray[Any] = nodes.numpy()
-    elif isinstance(nodes, (np.ndarray, list, range)):
+    elif isinstance(nodes, (np.ndarray, list, range, tuple)):
         if isinstance(nodes, list) and len({isinstance(node, str) for node in nodes}) > 1:
             raise TypeError("input_nodes has texts and numbers: node ids are one or the other")
         array = np.asarray(nodes)
@@ -247,7 +254,7 @@ def _selected(mask: npt.NDArray[np.bool_], nodes: NodeSchema) -> Int64Array:
 
 
 InputLinks: TypeAlias = (
-    "torch.Tensor | str | EdgeType | tuple[str, str] | tuple[EdgeType, torch.Tensor | str | None] | None"
+    "Values | EdgeType | tuple[str, str] | tuple[EdgeType, Values | None] | tuple[Values, Values] | None"
 )
 
 
@@ -321,9 +328,21 @@ def read_seed_links(directory: LinkDirectory, edge_label_index: Any) -> SeedLink
         known_edge_type(directory.schema.edges, edge_type, "edge_label_index")
         return SeedLinks(edge_type, *directory.all_edges(edge_type, links), split=links)
     ends = (edge_type[0], edge_type[2])
-    ids = _pairs(_without_texts(directory, ends, links))
+    ids = _pairs(_without_texts(directory, ends, _plain_rows(links)))
     src = _located(directory, ends[0], ids[0], "sources")
     return SeedLinks(edge_type, src, _located(directory, ends[1], ids[1], "destinations"), ids=ids)
+
+
+def _plain_rows(links: Any) -> Any:
+    """Return links, or their two rows, in plain form. ``TypeError`` for a table, whose rows are links."""
+    if hasattr(links, "columns"):
+        raise TypeError(
+            "edge_label_index is a table: pass the columns of its ends, (table['src'], table['dst'])"
+        )
+    links = plain_values("edge_label_index", links)
+    if isinstance(links, (list, tuple)):
+        return [plain_values("edge_label_index", row) for row in links]
+    return links
 
 
 def _without_texts(directory: NodeDirectory, ends: tuple[NodeType, NodeType], links: Any) -> Any:
@@ -373,10 +392,8 @@ def link_type(schema: GraphSchema, value: Any, what: str) -> EdgeType:
 
 
 def _pairs(links: Any) -> Int64Array:
-    if isinstance(links, (list, tuple)) and len(links) == 2:
-        links = torch.stack([torch.as_tensor(each) for each in links])
-    if isinstance(links, np.ndarray):
-        links = torch.from_numpy(np.ascontiguousarray(links))
+    if isinstance(links, np.ndarray) or (isinstance(links, (list, tuple)) and len(links) == 2):
+        links = tensor_of("edge_label_index", links)
     if not isinstance(links, torch.Tensor):
         raise TypeError(
             "edge_label_index must be a tensor of node ids [2, M], an edge type, a pair of both, or None, "
@@ -395,7 +412,7 @@ def read_seed_weights(
 ) -> SharedTensors | None:
     """Return shared tensors whose ``weight`` holds one float32 or float64 for each entry of the input.
 
-    ``None`` for ``None``. A tensor alone is copied: such weights stay as they are. ``TypeError`` and
+    ``None`` for ``None``. Weights alone are copied, and stay as they are. ``TypeError`` and
     ``ValueError`` name the rule that is broken.
     """
     if value is None or not num_entries(seeds):
@@ -404,8 +421,9 @@ def read_seed_weights(
         raise ValueError("seed_weights draws input nodes, and the input of this loader is links")
     if shuffle:
         raise ValueError("shuffle=True has no meaning beside seed_weights: seeds are drawn anew each time")
-    if isinstance(value, torch.Tensor):
-        value = SharedTensors.create({WEIGHT: value})
+    weights = plain_values("seed_weights", value)
+    if isinstance(weights, (torch.Tensor, np.ndarray, list, tuple)):
+        value = SharedTensors.create({WEIGHT: tensor_of("seed_weights", weights)})
     if not isinstance(value, SharedTensors):
         raise TypeError(
             "seed_weights must be a tensor, or SharedTensors.create({'weight': ...}) for weights that "

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from typing_extensions import Unpack
 
+from gigl_loader.arrays import plain_values, tensor_of
 from gigl_loader.graph.reverses import read_reverses, reverses_of
 from gigl_loader.graph.schema import EdgeType
 from gigl_loader.graph.times import in_unit
-from gigl_loader.loaders.arguments import Fanouts, LoaderOptions, flag
+from gigl_loader.loaders.arguments import Fanouts, LoaderOptions
 from gigl_loader.loaders.base import BaseDistLoader
 from gigl_loader.loaders.collate import Collator
 from gigl_loader.loaders.input_times import timed_input
@@ -23,6 +24,7 @@ from gigl_loader.loaders.inputs import InputLinks, SeedLinks, read_seed_links
 from gigl_loader.loaders.leaks import ReverseWatch
 from gigl_loader.loaders.link_labels import LinkLabels
 from gigl_loader.loaders.neighbor import khop_arguments, sampler_arguments
+from gigl_loader.options import flag, real_number
 from gigl_loader.sampling.khop import KHop
 from gigl_loader.sampling.negatives import MAX_AMOUNT, Negatives, NodeWeights
 from gigl_loader.sampling.plan import BatchPlan, SamplerOptions
@@ -33,6 +35,7 @@ from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions
 if TYPE_CHECKING:
     from torch_geometric.sampler.base import SubgraphType
 
+    from gigl_loader.arrays import Values
     from gigl_loader.graph.schema import GraphSchema, NodeType
     from gigl_loader.loaders.dataset import Dataset, LinkDirectory, NodeDirectory
     from gigl_loader.loaders.neighbor import Times, Window
@@ -64,12 +67,10 @@ class NegativeSampling:
         """``TypeError`` and ``ValueError`` name the field and the rule that it breaks."""
         if self.mode not in ("binary", "triplet"):
             raise ValueError(f"mode of negative sampling must be 'binary' or 'triplet', got {self.mode!r}")
-        if isinstance(self.amount, bool) or not isinstance(self.amount, (int, float)):
-            raise TypeError(f"amount of negatives must be a number, got {self.amount!r}")
-        if not math.isfinite(self.amount) or not 0 < self.amount <= MAX_AMOUNT:
+        amount = real_number("amount of negatives", self.amount)
+        if not math.isfinite(amount) or not 0 < amount <= MAX_AMOUNT:
             raise ValueError(f"amount of negatives must be positive, at most {MAX_AMOUNT}, got {self.amount}")
-        if not isinstance(self.strict, bool):
-            raise TypeError(f"strict must be True or False, got {self.strict!r}")
+        flag("strict", self.strict)
 
 
 _FIELDS = tuple(each.name for each in fields(NegativeSampling))
@@ -97,7 +98,7 @@ def read_negatives(value: Any, schema: GraphSchema, edge_type: EdgeType) -> Nega
     return Negatives(
         mode="triplet" if given.mode == "triplet" else "binary",
         amount=float(given.amount),
-        strict=given.strict and edge_type in schema.edges,
+        strict=bool(given.strict) and edge_type in schema.edges,
         src_weight=src_weight if given.mode == "binary" else None,
         dst_weight=_weights("dst_weight", given.dst_weight, schema, edge_type[2]),
     )
@@ -110,7 +111,7 @@ def with_negatives(
 
     ``width``: K, where it is fixed. ``TypeError`` and ``ValueError`` name the rule that is broken.
     """
-    ids = np.asarray(given.detach().cpu() if isinstance(given, torch.Tensor) else given)
+    ids = tensor_of("given negatives", given).numpy()
     if ids.dtype.kind not in "iu":
         raise TypeError(f"given negatives must be integer node ids, got {ids.dtype}")
     count = len(links.src)
@@ -155,7 +156,7 @@ def _given(value: Any) -> NegativeSampling:
 def _weights(name: str, value: Any, schema: GraphSchema, node_type: NodeType) -> NodeWeights | None:
     if value is None:
         return None
-    weights = torch.as_tensor(value).detach().cpu()
+    weights = tensor_of(name, value)
     if not weights.is_floating_point():
         raise TypeError(f"{name} must be a float tensor, got {weights.dtype}")
     count = schema.nodes[node_type].count
@@ -198,13 +199,13 @@ class DistLinkNeighborLoader(BaseDistLoader):
         num_neighbors: Fanouts,
         edge_label_index: InputLinks = None,
         *,
-        edge_label: torch.Tensor | None = None,
+        edge_label: Values | None = None,
         edge_label_time: Times | None = None,
         input_time_start: Times | None = None,
         neg_sampling: NegativeSampling
         | Mapping[str, Any]
         | str
-        | torch.Tensor
+        | Values
         | CustomSamplerOptions
         | Callable[..., Any]
         | None = None,
@@ -296,7 +297,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
         """Return the links of an epoch. Called once, first."""
         links, given = self._links_of(self._edge_label_index), self._neg_sampling
         self._negatives, self._custom = None, user_code(given)
-        if isinstance(given, (torch.Tensor, np.ndarray, list)):
+        if isinstance(plain_values("given negatives", given), (torch.Tensor, np.ndarray, list)):
             links = with_negatives(links, cast("LinkDirectory", self.dataset), given)
         elif self._custom is None:
             self._negatives = read_negatives(given, self.dataset.schema, links.edge_type)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gigl_loader.arrays import tensor_of
 from gigl_loader.sampling.request import SEED_TIME
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def _is_counted(labels: Tensor) -> bool:
 def _tensor(name: str, value: Any, num_links: int) -> Tensor | None:
     if value is None:
         return None
-    tensor = torch.as_tensor(value).detach().cpu()
+    tensor = tensor_of(name, value)
     if not tensor.ndim or len(tensor) != num_links:
         raise ValueError(f"{name} needs one entry for each of {num_links} links, got {list(tensor.shape)}")
     return tensor

@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from typing_extensions import Unpack
 
 from gigl_loader.graph.schema import NodeType
-from gigl_loader.loaders.arguments import Fanouts, LoaderOptions, flag
+from gigl_loader.loaders.arguments import Fanouts, LoaderOptions
 from gigl_loader.loaders.base import BaseDistLoader
 from gigl_loader.loaders.collate import Collator
 from gigl_loader.loaders.input_times import timed_input
 from gigl_loader.loaders.inputs import SeedNodes, read_seed_nodes
+from gigl_loader.options import flag
 from gigl_loader.sampling.khop import SUBGRAPH_TYPES
 from gigl_loader.sampling.plan import BatchPlan, SamplerArguments, SamplerOptions
 from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions
@@ -30,6 +30,7 @@ from gigl_loader.sampling.walk_sampler import visit_arrays, walk_array
 if TYPE_CHECKING:
     from torch_geometric.sampler.base import SubgraphType
 
+    from gigl_loader.arrays import Values
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.loaders.dataset import Dataset
     from gigl_loader.loaders.transfer import FrameTensors
@@ -165,9 +166,9 @@ def attach_walks(batch: Any, tensors: FrameTensors, walks: Walks, schema: GraphS
     return batch
 
 
-_Nodes = torch.Tensor | npt.NDArray[Any] | Sequence[int] | Sequence[str] | Mapping[int, Any] | None
-InputNodes = _Nodes | tuple[NodeType, _Nodes]
-Times = torch.Tensor | npt.NDArray[Any] | Sequence[Any]
+_Nodes: TypeAlias = "Values | Mapping[int, Any] | None"
+InputNodes: TypeAlias = "_Nodes | tuple[NodeType, _Nodes]"
+Times: TypeAlias = "Values | Sequence[Any]"
 """Integers, or points in time of NumPy, pandas or ``datetime``."""
 Window = int | timedelta | np.timedelta64 | tuple[Any, Any]
 

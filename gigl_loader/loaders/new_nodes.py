@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from gigl_loader.arrays import plain_values, tensor_of
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.quantization import encode, scales_of
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE
@@ -191,6 +192,7 @@ def _lists(
             raise TypeError(
                 f"{what}: edges of {edge_type} are a list or tensor of node ids, got {neighbors!r:.80}"
             )
+        neighbors = plain_values(f"{what}: edges of {edge_type}", neighbors)
         neighbors = neighbors.tolist() if hasattr(neighbors, "tolist") else list(neighbors)
         if not isinstance(columns, Mapping):
             raise TypeError(f"{what}: columns of edges {edge_type} must be a mapping by name")
@@ -236,7 +238,7 @@ def _stored(value: Any, column: Column, count: int, what: str) -> Array:
         )
     spec = column.spec(count)
     try:
-        tensor = torch.as_tensor(value).detach().cpu()
+        tensor = tensor_of(what, value)
         dtype = torch.bfloat16 if column.dtype == "BF16" else None
         if dtype is None:
             array = np.asarray(tensor.numpy() if tensor.dtype != torch.bfloat16 else tensor.float().numpy())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import os
 import threading
 import time
@@ -28,7 +29,8 @@ from gigl_loader.loaders.link_labels import LinkLabels
 from gigl_loader.loaders.neighbor import DistNeighborLoader
 from gigl_loader.loaders.new_nodes import read_new_nodes
 from gigl_loader.loaders.stream import BatchPipeline, SingleBatches
-from gigl_loader.options import whole_number
+from gigl_loader.options import flag, whole_number
+from gigl_loader.resources import naming_process_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
     from gigl_loader.loaders.new_nodes import NewNode
     from gigl_loader.options import EdgeType, NodeType
     from gigl_loader.sampling.request import BatchRequest
+
+logger = logging.getLogger(__name__)
 
 _GRACE_S = 0.1
 """Beyond the deadline of a call, for the error of its source, which names the host that is late."""
@@ -290,12 +294,11 @@ def _without_source(
     if not isinstance(loader_class, type) or not issubclass(loader_class, BaseDistLoader):
         raise TypeError(f"loader_class must be a class of loaders, got {loader_class!r:.200}")
     known = inspect.signature(loader_class).parameters
-    for name, value in options.items():
+    for name in options:
         if name in _REFUSED:
             raise TypeError(f"a sampler has no argument {name!r}: {_REFUSED[name]}")
-        if name in _TIMES and value is not None and not isinstance(value, bool):
-            raise TypeError(f"pass {name}=True, and the times with each call: sample(nodes, time=...)")
-    times = {name: torch.empty(0, dtype=torch.int64) for name in _TIMES if options.pop(name, False)}
+    wants = {name: _is_wanted(name, options.pop(name, None)) for name in _TIMES}
+    times = {name: torch.empty(0, dtype=torch.int64) for name, is_wanted in wants.items() if is_wanted}
     if times and options.get("time_attr") is None:
         raise ValueError(f"{next(iter(times))} has no meaning without time_attr, the column that it bounds")
     if (width := options.pop("negatives", None)) is not None:
@@ -313,6 +316,13 @@ def _without_source(
     if isinstance(loader, DistLinkNeighborLoader):
         loader._labels, loader._own_negatives = LinkLabels(), None  # Links by themselves have none.
     return loader
+
+
+def _is_wanted(name: str, value: Any) -> bool:
+    try:
+        return value is not None and flag(name, value)
+    except TypeError:
+        raise TypeError(f"pass {name}=True, and the times with each call: sample(nodes, time=...)") from None
 
 
 def _as_it_is(frame: Frame) -> Frame:
@@ -442,14 +452,26 @@ class _Turns:
                 raise RuntimeError(f"{self._name} was closed")
             while self._waiting and self._waiting[0].has_ended:  # Else an outage would pile them up.
                 self._waiting.popleft()
+            if self._idle <= len(self._waiting) and len(self._threads) < self._limit:
+                self._start_thread()
             self._waiting.append(call)
-            if self._idle < len(self._waiting) and len(self._threads) < self._limit:
-                batches = self._open_batches()
-                thread = threading.Thread(target=_serve, args=(self, batches), name=self._name, daemon=True)
-                thread.start()
-                self._threads.append(thread)
-                self._sources.append(batches)
             self._changed.notify()
+
+    def _start_thread(self) -> None:
+        """Start a thread that serves calls. ``OSError`` where none can be started and there is no other."""
+        batches = self._open_batches()
+        thread = threading.Thread(target=_serve, args=(self, batches), name=self._name, daemon=True)
+        try:
+            with naming_process_limit(f"concurrency={self._limit}"):
+                thread.start()
+        except OSError as error:
+            if not self._threads:
+                raise
+            logger.warning("%s: %d threads serve its calls: %s", self._name, len(self._threads), error)
+            self._limit = len(self._threads)
+            return
+        self._threads.append(thread)
+        self._sources.append(batches)
 
     def take(self) -> _Call | None:
         """Wait for the next call. ``None`` once closed."""

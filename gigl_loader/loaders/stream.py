@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gigl_loader.errors import SamplingError, StorageUnavailable, WorkerDied
 from gigl_loader.options import FeatureOptions, StoreOptions
+from gigl_loader.resources import naming_process_limit
 from gigl_loader.sampling.request import SEEDS_WITHOUT_PAST
 from gigl_loader.sampling.schedule import OneBatch
 from gigl_loader.tracing import BatchSpans
@@ -190,19 +191,20 @@ class FrameStream:
 
     def __init__(
         self,
-        open_source: Callable[[], BatchSource],
-        spans: BatchSpans | None = None,
+        open_source: Callable[[SourceRequest], BatchSource],
+        request: SourceRequest,
         *,
         idle_s: float | None = None,
     ) -> None:
         """The source is closed with the stream, and when the stream is collected.
 
         With ``idle_s`` it is also closed when no batch was requested for so many seconds, and opened again
-        by the next request. ``spans`` are those of its batches, where the program traces.
+        by the next request.
         """
-        self._open_source = open_source
+        self._open_source = partial(open_source, request)
+        self._option = f"num_workers={request.num_workers}"
         self._idle_s = idle_s
-        self.spans = spans
+        self.spans = request.spans
         self._in_use = threading.Lock()
         """Held by the thread that uses the source, and by the one that closes it for being idle."""
         self.seconds_waiting = 0.0
@@ -226,7 +228,7 @@ class FrameStream:
 
     def turn_to(self, progress: Progress) -> None:
         """Let the source sample ahead in this epoch, from the first batch that was not given."""
-        with self._in_use:
+        with self._in_use, naming_process_limit(self._option):
             self._turn_to(progress)
 
     def _turn_to(self, progress: Progress) -> None:
@@ -254,7 +256,7 @@ class FrameStream:
         """
         began = time.perf_counter()
         try:
-            with self._in_use:
+            with self._in_use, naming_process_limit(self._option):
                 frame = self._receive(progress, timeout)
         finally:
             self._last_used = time.monotonic()
@@ -289,15 +291,18 @@ class FrameStream:
         return None
 
     def _open(self) -> None:
-        self.source = source = self._open_source()
+        with naming_process_limit(self._option):
+            self.source = source = self._open_source()
         ended = threading.Event()
         self._close = weakref.finalize(self, _close_source, source, os.getpid(), ended)
         self._progress = None
         self._last_used = time.monotonic()
         if self._idle_s is not None:
-            threading.Thread(
+            thread = threading.Thread(
                 target=_close_when_idle, args=(weakref.ref(self), ended), name="idle loader", daemon=True
-            ).start()
+            )
+            with naming_process_limit(self._option):
+                thread.start()
 
     def _seconds_to_idle(self) -> float:
         """Return how long the source must still be unused to be idle; 0 once it was closed for that."""
@@ -336,6 +341,7 @@ class SingleBatches:
             start_gap_s=None,
         )
         self._open_source = partial(open_source, request)
+        self._option = "concurrency" if like.interactive else f"num_workers={like.num_workers}"
         self._timeout_s = like.timeout_s
         self._forget()
 
@@ -353,7 +359,7 @@ class SingleBatches:
         """Open the source, unless it is open."""
         if self._pid != os.getpid():
             self._forget()
-        with self._in_use:
+        with self._in_use, naming_process_limit(self._option):
             self._opened()
 
     def receive(self, request: BatchRequest, timeout_s: float | None = None) -> Frame:
@@ -364,7 +370,7 @@ class SingleBatches:
         """
         if self._pid != os.getpid():
             self._forget()
-        with self._in_use:
+        with self._in_use, naming_process_limit(self._option):
             source, end = self._opened()
             self._schedule.asked = request
             began = time.perf_counter()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
+from gigl_loader.arrays import plain_values
 from gigl_loader.graph.reverses import reverse_name, reverse_names, reverses_of
 from gigl_loader.graph.schema import Column, type_name
 from gigl_loader.graph.times import TimeWindow, check_window, read_window
@@ -361,6 +362,7 @@ def read_num_neighbors(schema: GraphSchema, num_neighbors: Any) -> dict[EdgeType
 
 
 def _fanouts(values: Any, what: str) -> tuple[int, ...]:
+    values = plain_values(what, values)
     if isinstance(values, str) or not hasattr(values, "__len__"):
         raise TypeError(f"{what} must be a list of whole numbers, one per hop, got {values!r}")
     fanouts = tuple(

@@ -110,6 +110,8 @@ class Death(NamedTuple):
     trace: str
     hopeless: bool
     """The process exited by itself before it was up: a new one would exit for the same reason."""
+    at_limit: bool
+    """That reason is a limit of the system: no thread could be started."""
     pending: list[int]
     """Batches of the current epoch that were requested from the process and have no response."""
 
@@ -247,10 +249,12 @@ class WorkerHandle:
     def reap(self) -> Death:
         """Reap a process that is gone and free what it held. Its finished frames stay valid."""
         account, status = self.incarnation.reap()
+        hopeless = not self.incarnation.started and status is not None and status >= 0
         death = Death(
             account=f"{account} {self._last_seen()}",
             trace=self.incarnation.take_trace(),
-            hopeless=not self.incarnation.started and status is not None and status >= 0,
+            hopeless=hopeless,
+            at_limit=hopeless and status == os.EX_OSERR,
             pending=[
                 request.batch for request in self._open.values() if request.generation == self._generation
             ],

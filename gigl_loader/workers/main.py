@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from gigl_loader.channel.message import Request, receive
 from gigl_loader.channel.ring import Ring, State
 from gigl_loader.processes import leave_with
+from gigl_loader.resources import is_process_limit
 from gigl_loader.sampling.schedule import SeedDraw, SeedWeightedSampler
 from gigl_loader.workers.config import Handover
 from gigl_loader.workers.executor import Executor
@@ -38,12 +39,12 @@ def worker_main(link: socket.socket) -> None:
     with suppress(EOFError), link:
         handover = Handover.receive(link)
         _leave_traces_in(handover)
-        leave_with(handover.config.trainer_pid)
         try:
+            leave_with(handover.config.trainer_pid)
             _serve(link, handover)
-        except Exception:
+        except Exception as error:
             os.write(handover.trace_fd, traceback.format_exc().encode())
-            os._exit(1)
+            os._exit(os.EX_OSERR if is_process_limit(error) else 1)
 
 
 def open_samplers(config: WorkerConfig) -> Sequence[BatchSampler]:

@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 from contextlib import contextmanager, suppress
+from multiprocessing.spawn import get_preparation_data
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gigl_loader.group import RankLock, wait_for
@@ -61,6 +62,14 @@ def check_start_method(method: str) -> None:
         raise ValueError("a forked process cannot share CUDA: use multiprocessing_context='spawn'")
     if method == "spawn" and not sys.executable:
         raise ValueError("no interpreter to start workers with (sys.executable is empty): use 'fork'")
+    if method == "forkserver":
+        # A prompt and a notebook have no script; that of ``python -`` is called <stdin>.
+        script = get_preparation_data("worker").get("init_main_from_path")
+        if script is not None and not os.path.exists(script):
+            raise ValueError(
+                f"multiprocessing_context='forkserver' imports the script again, and {script} is no file: "
+                "write the script to a file, or use 'spawn'"
+            )
 
 
 def start_process(
@@ -87,6 +96,12 @@ class _Multiprocessed:
         gc.disable()  # Also in the child of a fork, until ``_enter``.
         try:
             self._process.start()
+        except EOFError:  # The server says nothing else where it cannot fork.
+            raise OSError(
+                "the fork server ended while it started a process: the script cannot be imported (the error "
+                "of the server is above), or a limit of processes is reached: raise it (ulimit -u), or lower "
+                "num_workers"
+            ) from None
         finally:
             if collects:
                 gc.enable()

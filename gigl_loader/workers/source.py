@@ -15,13 +15,14 @@ import os
 import select
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from gigl_loader.channel.frame import Failure
 from gigl_loader.channel.ring import RingLayout
 from gigl_loader.errors import FormatError, SamplingError, WorkerDied, add_note
 from gigl_loader.processes import is_stopped
-from gigl_loader.resources import naming_channel
+from gigl_loader.resources import naming_channel, naming_process_limit, process_limit
 from gigl_loader.retry import Backoff
 from gigl_loader.sampling.request import entry_bytes
 from gigl_loader.sampling.source import check_epoch, features_told
@@ -30,7 +31,7 @@ from gigl_loader.workers.handle import WorkerHandle, statistics
 from gigl_loader.workers.process import check_start_method, collect_stacks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from gigl_loader.channel.frame import Frame
     from gigl_loader.graph.graph import Graph
@@ -146,7 +147,7 @@ class WorkerSource:
         self._restarts = 0
         self._seconds_waiting = 0.0
         self._closed = False
-        self._failure: tuple[str, str] | None = None
+        self._failure: Callable[[], Exception] | None = None
         self._handles: list[WorkerHandle] = []
         self._poll = select.poll()
         self._by_fd: dict[int, WorkerHandle] = {}
@@ -237,7 +238,7 @@ class WorkerSource:
                 deferred=self._deferred,
                 files=files,
             )
-            with naming_channel(options.channel_bytes):
+            with naming_channel(options.channel_bytes), naming_process_limit(self._workers):
                 handle = WorkerHandle(config, method=options.start_method, spare_slots=spare_slots)
             self._handles.append(handle)
             self._watch(handle)
@@ -251,7 +252,7 @@ class WorkerSource:
         if os.getpid() != self._pid:
             raise ValueError(f"the workers belong to process {self._pid}: build a loader in this process")
         if self._failure is not None:
-            raise _worker_died(*self._failure)
+            raise self._failure()
         if self._closed:
             raise ValueError("the source is closed")
 
@@ -359,25 +360,33 @@ class WorkerSource:
         self._poll.unregister(fd)
         del self._by_fd[fd]
         death = handle.reap()
+        if death.at_limit:
+            self._give_up(partial(process_limit, self._workers))
         if death.hopeless:
-            self._give_up(death, _CANNOT_START[self._options.start_method])
+            self._give_up(_worker_died(death, _CANNOT_START[self._options.start_method]))
         if self._restarts == self._options.max_worker_restarts:
-            self._give_up(death, f"{self._restarts} restarts are used up (max_worker_restarts)")
+            self._give_up(_worker_died(death, f"{self._restarts} restarts are used up (max_worker_restarts)"))
         self._restarts += 1
         again = f"batches {death.pending} again" if death.pending else "nothing to sample again"
         _LOGGER.warning("%s: restart %d, %s", death.account, self._restarts, again)
         for batch in death.pending:
             heapq.heappush(self._returned, batch)
         try:
-            handle.restart()
+            with naming_process_limit(self._workers):
+                handle.restart()
         except OSError as error:
-            self._give_up(death, f"starting another failed: {error}")
+            self._give_up(_worker_died(death, f"starting another failed: {error}"))
         self._watch(handle)
 
-    def _give_up(self, death: Death, reason: str) -> None:
-        self._failure = (f"{death.account}; {reason}", death.trace)
+    @property
+    def _workers(self) -> str:
+        return f"num_workers={self._options.num_workers}"
+
+    def _give_up(self, failure: Callable[[], Exception]) -> NoReturn:
+        """Close the source, and raise the error that every later call raises, too."""
+        self._failure = failure
         self.close()
-        raise _worker_died(*self._failure)
+        raise failure()
 
     def _timeout_error(self, timeout: float) -> TimeoutError:
         workers = "; ".join(handle.describe() for handle in self._handles)
@@ -400,10 +409,15 @@ def _load(handle: WorkerHandle) -> tuple[int, int]:
     return handle.load
 
 
-def _worker_died(message: str, trace: str) -> WorkerDied:
-    error = WorkerDied(message)
-    if trace:
-        add_note(error, f"the process left this text:\n{trace}")
+def _worker_died(death: Death, reason: str) -> Callable[[], WorkerDied]:
+    """Return what makes the error of a process that died, and why it is not replaced."""
+
+    def error() -> WorkerDied:
+        error = WorkerDied(f"{death.account}; {reason}")
+        if death.trace:
+            add_note(error, f"the process left this text:\n{death.trace}")
+        return error
+
     return error
 
 

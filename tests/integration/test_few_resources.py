@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -169,6 +171,73 @@ def trained(graph: Path, limit: str, value: int, workers: int, channel_size: str
     result = run([sys.executable, "-c", TRAINER, *arguments])
     assert result.returncode == 0, result.stderr
     return str(result.stdout)
+
+
+PROCESSES = """
+import os, resource, sys
+import torch
+from gigl_loader import DistDataset, DistNeighborLoader
+dataset, method = DistDataset.open(sys.argv[1]), sys.argv[4]
+more, workers = int(sys.argv[2]), int(sys.argv[3])
+DistNeighborLoader(dataset, [3], torch.arange(8), num_workers=0, device="cpu").sample([0])
+used = len(os.listdir("/proc/self/task"))  # No other process has this user.
+resource.setrlimit(resource.RLIMIT_NPROC, (used + more, used + more))
+try:
+    if method == "sampler":
+        print(dataset.sampler([3], concurrency=workers, device="cpu").sample([0]).batch_size)
+    else:
+        print(len(list(DistNeighborLoader(
+            dataset, [3], torch.arange(8), batch_size=4, device="cpu", num_workers=workers,
+            multiprocessing_context=method,
+        ))))
+except OSError as error:
+    print(error)
+"""
+AS_A_USER = (
+    *("setpriv", "--reuid", "54321", "--regid", "54321", "--clear-groups"),
+    *("--inh-caps=-all,+dac_override,+dac_read_search", "--ambient-caps=+dac_override,+dac_read_search"),
+)
+"""Root has no limit of processes. This user may read what root may."""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.getuid() != 0 or not shutil.which("setpriv"), reason="needs root and setpriv")
+@pytest.mark.parametrize(
+    ("more", "workers", "method", "option"),
+    [
+        (0, 2, "spawn", "num_workers=2"),  # No process can be started,
+        (1, 1, "spawn", "num_workers=1"),  # or its threads cannot,
+        (4, 2, "spawn", "num_workers=2"),  # or those of another.
+        (1, 1, "fork", "num_workers=1"),
+        (0, 3, "sampler", "concurrency=3"),
+    ],
+)
+def test_the_limit_of_processes_is_one_error_that_names_it(
+    graph: Path, more: int, workers: int, method: str, option: str
+) -> None:
+    done = few_processes(graph, more, workers, method)
+    assert done.stdout.startswith(f"[Errno 11] {option}: no further process or thread can be started"), done
+    assert "(ulimit -u" in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.getuid() != 0 or not shutil.which("setpriv"), reason="needs root and setpriv")
+def test_a_sampler_goes_on_with_the_threads_that_it_has(graph: Path) -> None:
+    done = few_processes(graph, 1, 3, "sampler")
+    assert (done.stdout, done.stderr) == ("1\n", "")
+
+
+def few_processes(graph: Path, *arguments: int | str) -> subprocess.CompletedProcess[str]:
+    graph.parent.chmod(0o755)
+    return subprocess.run(
+        [*AS_A_USER, sys.executable, "-c", PROCESSES, str(graph), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+        env=os.environ | {"HOME": "/"},
+    )
 
 
 PEER = """

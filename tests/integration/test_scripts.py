@@ -138,6 +138,16 @@ def test_a_script_from_standard_input(run: Any) -> None:
 
 
 @pytest.mark.slow
+def test_a_script_from_standard_input_has_no_file_for_a_fork_server(run: Any) -> None:
+    done = run("-", input=HEAD + EPOCH.replace("make()", "make(multiprocessing_context='forkserver')"))
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 1
+    assert re.search(
+        r"ValueError: .*'forkserver' .*<stdin> is no file: .* use 'spawn'$", done.stderr.rstrip()
+    )
+
+
+@pytest.mark.slow
 def test_an_interactive_interpreter(run: Any) -> None:
     done = run("-i", "-q", input=HEAD + EPOCH + "\nlen(loader)\n")
     _check(done)

@@ -41,7 +41,8 @@ class FaultPlan:
     """What goes wrong, where, and how often."""
 
     what: str
-    """``kill``, ``segv``, ``stop`` (the signals), ``exit``, ``raise``, ``sleep`` or ``collect`` (garbage);
+    """``kill``, ``segv``, ``stop`` (the signals), ``exit``, ``raise``, ``limit`` (no thread can be started),
+    ``sleep`` or ``collect`` (garbage);
     ``away``: the owner of a partition does not answer, ``lives`` times in each sampler."""
     at_batch: int | None = None
     """At this batch. ``None``: at the start, before the worker is up."""
@@ -69,6 +70,8 @@ class FaultPlan:
                 os._exit(3)
             case "raise":
                 raise Mishap("as planned")
+            case "limit":
+                raise RuntimeError("can't start new thread")  # As ``Thread.start`` does.
             case "sleep":
                 time.sleep(self.seconds)
             case "collect":

@@ -102,4 +102,5 @@ def _same(first: Any, second: Any) -> bool:
         return bool(first == second)
     if first.dtype != second.dtype or first.shape != second.shape:
         return False
-    return torch.equal(first.contiguous().view(torch.uint8), second.contiguous().view(torch.uint8))
+    left, right = (each.reshape(-1).contiguous().view(torch.uint8) for each in (first, second))
+    return torch.equal(left, right)

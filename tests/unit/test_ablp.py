@@ -371,7 +371,7 @@ def test_anchors_may_be_a_split() -> None:
         ({"supervision_edge_type": ("item", "has", "tag")}, ValueError, "anchors are nodes of type 'user'"),
         ({"max_labels_per_anchor": 0}, ValueError, "max_labels_per_anchor must be at least 1"),
         ({"num_random_negatives": -1}, ValueError, "num_random_negatives must be at least 0"),
-        ({"as_dict": 1}, TypeError, "as_dict must be True or False"),
+        ({"as_dict": 2}, TypeError, "as_dict must be True or False"),
         ({"sampler_options": CustomSamplerOptions("a.b:C")}, ValueError, "need KHopNeighborSamplerOptions"),
         ({"input_nodes": ("user", [500])}, ValueError, "500"),
         ({"reverse_edge_types": [BUYS]}, TypeError, "must map an edge type to the one"),

@@ -398,7 +398,7 @@ def test_a_batch_beyond_its_bounds_is_refused_by_name(stepped: bool) -> None:
         ({"num_neighbors_per_hop": 0}, ValueError, "num_neighbors_per_hop must be at least 1"),
         ({"num_neighbors_per_hop": None}, TypeError, "num_neighbors_per_hop must be a whole number"),
         ({"max_fetch_iterations": 0}, ValueError, "max_fetch_iterations must be at least 1"),
-        ({"enable_residual_topup": 1}, TypeError, "enable_residual_topup must be True or False, got 1"),
+        ({"enable_residual_topup": 2}, TypeError, "enable_residual_topup must be True or False, got 2"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: Any, error: type[Exception], message: str) -> None:

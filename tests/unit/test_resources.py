@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import resource
 from pathlib import Path
 
 import pytest
 
-from gigl_loader.resources import FreeMemory, free_memory
+from gigl_loader.resources import FreeMemory, free_memory, naming_process_limit
 
 GB = 1 << 30
 V1_NONE = 9223372036854771712
@@ -72,3 +73,25 @@ def test_address_space_is_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_this_machine_has_memory() -> None:
     assert free_memory().nbytes > 0
+
+
+def test_the_limit_of_processes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (120, 500))
+    for error in (BlockingIOError(errno.EAGAIN, "again"), RuntimeError("can't start new thread")):
+        with (
+            pytest.raises(
+                OSError, match=r"^\[Errno 11\] n=4: no further .* a limit of 120 is reached: .* lower n$"
+            ),
+            naming_process_limit("m=1"),
+            naming_process_limit("n=4"),
+        ):
+            raise error
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("other"), OSError(errno.ENOENT, "no"), ValueError("can't start")]
+)
+def test_other_errors_are_no_limit_of_processes(error: Exception) -> None:
+    with pytest.raises(type(error)) as caught, naming_process_limit("num_workers=4"):
+        raise error
+    assert caught.value is error

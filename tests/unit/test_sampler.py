@@ -246,9 +246,9 @@ def test_the_seed_of_a_run_is_random_by_default() -> None:
         ({"input_nodes": [1]}, TypeError, r"no argument 'input_nodes': .*sample\(nodes\)"),
         ({"feature_memory": "1GB"}, TypeError, "no argument 'feature_memory'"),
         ({"fanout": 3}, TypeError, "no argument 'fanout'"),
-        ({"replace": 1}, TypeError, "replace must be True or False"),
+        ({"replace": 2}, TypeError, "replace must be True or False"),
         ({"concurrency": 0}, ValueError, "concurrency must be at least 1"),
-        ({"timeout": 0}, ValueError, "timeout must be finite and positive"),
+        ({"timeout": -1}, ValueError, "timeout must be finite and positive"),
         ({"node_columns": ["z"]}, ValueError, "z"),
         ({"seed_type": "page"}, ValueError, "unknown node type 'page'"),
     ],
@@ -335,6 +335,47 @@ def test_a_deadline_covers_the_wait_for_a_turn() -> None:
     with LOCAL.sampler(FANOUTS, transform=gate, concurrency=1) as sampler:
         asyncio.run(crowded())
         assert sampler.sample([1]).input_id.tolist() == [0]
+
+
+def refuse_threads(patch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    patch.setattr(threading.Thread, "start", refuse)
+
+
+def test_a_sampler_that_can_start_no_thread_names_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    with LOCAL.sampler(FANOUTS, device="cpu", concurrency=2) as sampler:
+        with monkeypatch.context() as patch:
+            refuse_threads(patch)
+            with pytest.raises(OSError, match=r"concurrency=2: .*ulimit -u, .* or lower concurrency$"):
+                sampler.sample([0])
+        assert sampler.sample([0]).batch_size == 1
+
+
+def test_a_sampler_goes_on_with_the_threads_that_it_has(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    entered, gate = threading.Event(), threading.Event()
+
+    def wait(batch: Any) -> Any:
+        entered.set()
+        gate.wait(60)
+        return batch
+
+    async def calls(sampler: Sampler) -> list[Any]:
+        first = asyncio.create_task(sampler.asample([0]))
+        while not entered.is_set():
+            await asyncio.sleep(0.01)
+        refuse_threads(monkeypatch)
+        others = [asyncio.create_task(sampler.asample([node])) for node in (1, 2)]
+        await asyncio.sleep(0)
+        gate.set()
+        return await asyncio.gather(first, *others)
+
+    with LOCAL.sampler(FANOUTS, device="cpu", transform=wait, concurrency=3) as sampler:
+        assert [batch.n_id[0].item() for batch in asyncio.run(calls(sampler))] == [0, 1, 2]
+    assert caplog.text.count("1 threads serve its calls") == 1
 
 
 def test_a_cancelled_task_takes_its_call_back() -> None:

@@ -231,7 +231,8 @@ def test_weights_that_go_wrong_fail_the_batch_and_nothing_else(num_workers: int)
 @pytest.mark.parametrize(
     ("weights", "options", "kind", "message"),
     [
-        ([1.0], {}, TypeError, "must be a tensor, or SharedTensors.create"),
+        ({"weight": 1.0}, {}, TypeError, "must be a tensor, or SharedTensors.create"),
+        ([1.0] * 7, {}, ValueError, r"shape \(8,\), got \(7,\)"),
         (torch.ones(7), {}, ValueError, r"shape \(8,\), got \(7,\)"),
         (torch.ones(8, dtype=torch.int64), {}, TypeError, "float32 or float64, got torch.int64"),
         (SharedTensors.create({"w": torch.ones(8)}), {}, ValueError, "named 'weight'; it has: w"),

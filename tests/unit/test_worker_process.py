@@ -9,7 +9,8 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from torch._C._distributed_c10d import HashStore
@@ -21,6 +22,9 @@ from gigl_loader.workers.config import Handover, WorkerConfig
 from gigl_loader.workers.process import check_start_method, start_source, startup_turn
 from tests.support.sources import PLAN
 from tests.support.thread_ranks import run_ranks
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 
@@ -51,6 +55,20 @@ SETTING = WorkerConfig(
     reference={"path": "/graphs/ünïcode"},
     ring=RingLayout(request_slots=1, request_bytes=32, slots=3, slot_bytes=4096),
 )
+
+
+def test_a_fork_server_needs_a_script_that_is_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    check_start_method("forkserver")  # As at a prompt.
+    script.__file__ = "<stdin>"
+    check_start_method("spawn")
+    check_start_method("fork")
+    with pytest.raises(ValueError, match=r"imports the script again, and .*<stdin> is no file: write the"):
+        check_start_method("forkserver")
+    script.__file__ = str(tmp_path / "train.py")
+    (tmp_path / "train.py").touch()
+    check_start_method("forkserver")
 
 
 def test_a_setting_survives_json() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
+import subprocess
 import time
 from contextlib import closing
 from multiprocessing import forkserver
@@ -151,6 +153,28 @@ def test_a_worker_that_cannot_start_is_not_tried_again(what: str, text: str) -> 
         assert source.stats()["restarts"] == 0
         if what == "raise":
             assert "Mishap: as planned" in notes(caught.value)
+
+
+def test_a_worker_that_cannot_start_a_thread_is_the_limit_of_processes() -> None:
+    with closing(TWO.open(FaultPlan(what="limit", lives=99), max_worker_restarts=50)) as source:
+        source.start_epoch(0)
+        for _ in range(2):
+            with pytest.raises(OSError, match=r"num_workers=2: .*ulimit -u, .* or lower num_workers$"):
+                source.receive(20)
+        assert source.stats()["restarts"] == 0
+
+
+def test_a_process_that_cannot_be_started_is_the_limit_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    with closing(TWO.open(FaultPlan(what="kill", at_batch=2))) as source:
+        monkeypatch.setattr(subprocess, "Popen", refuse)
+        source.start_epoch(0)
+        with pytest.raises(WorkerDied, match=r"starting another failed: .*num_workers=2: .*ulimit -u"):
+            drain(source)
+    with pytest.raises(OSError, match=r"num_workers=2: .*ulimit -u, .* or lower num_workers$"):
+        TWO.open()
 
 
 def test_what_a_broken_installation_prints_is_reported(

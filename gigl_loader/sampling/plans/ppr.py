@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from gigl_loader.graph.schema import Column, type_name
 from gigl_loader.native import PPRRule
-from gigl_loader.options import EdgeType, whole_number
+from gigl_loader.options import EdgeType, flag, real_number, whole_number
 from gigl_loader.sampling.frame_schema import FrameArray, FrameSchema
 from gigl_loader.sampling.khop import check_weight
 from gigl_loader.sampling.ppr_sampler import PPRSampler, PPRStates, ppr_arrays
@@ -313,15 +312,12 @@ class PPRSamplerOptions:
 
     def __post_init__(self) -> None:
         for name in ("alpha", "eps"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, Real):
-                raise TypeError(f"{name} must be a number, got {value!r}")
+            real_number(name, getattr(self, name))
         for name in _COUNTS:
             if getattr(self, name) is not None or name != "max_fetch_iterations":
                 whole_number(name, getattr(self, name), minimum=1)
         for name in ("enable_residual_topup", "include_sampled_edges"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
+            flag(name, getattr(self, name))
         _check_values(self)
         _check_ratios(self.typed_channel_ratios)
 
@@ -351,15 +347,15 @@ class PPRSamplerOptions:
             "alpha": float(self.alpha),
             "eps": float(self.eps),
             "max_ppr_nodes": int(self.max_ppr_nodes),
-            "enable_residual_topup": self.enable_residual_topup,
+            "enable_residual_topup": bool(self.enable_residual_topup),
             "num_neighbors_per_hop": int(self.num_neighbors_per_hop),
             "max_fetch_iterations": None if rounds is None else int(rounds),
             "channels": _channels(
                 schema, seed_types, self.typed_channel_ratios or {}, int(self.max_ppr_nodes)
             ),
             "weight_attr": _check_weight(schema, arguments.weight_attr),
-            "include_sampled_edges": self.include_sampled_edges,
-            "with_edge": self.include_sampled_edges and arguments.with_edge,
+            "include_sampled_edges": bool(self.include_sampled_edges),
+            "with_edge": bool(self.include_sampled_edges) and arguments.with_edge,
         }
 
 
@@ -426,7 +422,7 @@ def _check_ratios(ratios: Any) -> None:
         raise TypeError(f"typed_channel_ratios must map channels to ratios, got {ratios!r:.200}")
     for key, ratio in ratios.items():
         _types_of(key)
-        if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not 0 < ratio <= 1:
+        if not 0 < real_number("the ratio of a channel", ratio) <= 1:
             raise ValueError(f"the ratio of a channel must lie in (0, 1], got {ratio!r} for {key}")
     if ratios and not math.isclose(sum(ratios.values()), 1, rel_tol=1e-9):
         raise ValueError(f"typed_channel_ratios must add up to 1, got {sum(ratios.values())}")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from gigl_loader.graph.schema import Column, type_name
-from gigl_loader.options import known_edge_type, whole_number
+from gigl_loader.options import known_edge_type, real_number, whole_number
 from gigl_loader.sampling.frame_schema import FrameArray, FrameSchema
 from gigl_loader.sampling.request import SEED, InputColumn
 from gigl_loader.sampling.seeds import NodeSeeder
@@ -300,16 +299,10 @@ class RandomWalkSamplerOptions:
         return Walks(
             paths=tuple(paths),
             walks_per_seed=whole_number("walks_per_seed", self.walks_per_seed, minimum=1),
-            p=_number("p", self.p),
-            q=_number("q", self.q),
+            p=real_number("p", self.p),
+            q=real_number("q", self.q),
             top_k=None if self.top_k is None else whole_number("top_k", self.top_k, minimum=1),
         )
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    return float(value)
 
 
 def _path(
