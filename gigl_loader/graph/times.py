@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from gigl_loader.arrays import Array, Int64Array, first_true
+from gigl_loader.graph.type_columns import TypeColumns, column_of, declared_times
 from gigl_loader.options import whole_number
 
 if TYPE_CHECKING:
-    from gigl_loader.graph.schema import EdgeSchema, GraphSchema, NodeSchema
+    from gigl_loader.graph.schema import GraphSchema
 
 TimeWindow: TypeAlias = "int | tuple[int, int] | None"
 """How long before the time of a tree its window begins, or the first and the last time of all windows."""
@@ -79,10 +80,11 @@ def check_window(window: Any) -> TimeWindow:
     return (ends[0], ends[1]) if isinstance(window, (tuple, list)) else ends[1]
 
 
-def time_unit(schema: GraphSchema, name: Any) -> str | None:
-    """Return the unit of the declared times of a name; ``None`` where they have none, or not all the same."""
-    kinds: list[NodeSchema | EdgeSchema] = [*schema.nodes.values(), *schema.edges.values()]
-    units = {each.columns[name].unit for each in kinds if name in each.times}
+def time_unit(schema: GraphSchema, named: TypeColumns) -> str | None:
+    """Return the unit of the declared times; ``None`` where they have none, or not all the same."""
+    columns = schema.columns
+    found = {kind: column_of(named, kind, names) for kind, names in declared_times(schema).items()}
+    units = {columns[kind][name].unit for kind, name in found.items() if name is not None}
     return units.pop() if len(units) == 1 else None
 
 

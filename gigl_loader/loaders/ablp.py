@@ -11,7 +11,7 @@ import torch
 from typing_extensions import Unpack
 
 from gigl_loader.graph.reverses import read_reverses
-from gigl_loader.loaders.arguments import Fanouts, LoaderOptions
+from gigl_loader.loaders.arguments import ColumnByType, Fanouts, LoaderOptions
 from gigl_loader.loaders.base import BaseDistLoader
 from gigl_loader.loaders.collate import Collator, seed_index
 from gigl_loader.loaders.input_times import timed_input
@@ -21,6 +21,7 @@ from gigl_loader.loaders.neighbor import (
     attach_ppr,
     attach_walks,
     check_sampler_options,
+    is_named,
     sampler_arguments,
 )
 from gigl_loader.options import EdgeType, flag, known_edge_type, whole_number
@@ -80,9 +81,9 @@ class DistABLPLoader(BaseDistLoader):
         reverse_edge_types: Mapping[EdgeType, EdgeType] | None = None,
         replace: bool = False,
         with_edge: bool | None = None,
-        weight_attr: str | None = None,
+        weight_attr: ColumnByType = None,
         disjoint: bool = False,
-        time_attr: str | None = None,
+        time_attr: ColumnByType = None,
         input_time: Times | None = None,
         input_time_start: Times | None = None,
         time_window: Window | None = None,
@@ -151,7 +152,7 @@ class DistABLPLoader(BaseDistLoader):
             replace=replace,
             with_edge=with_edge,
             weight_attr=weight_attr,
-            disjoint=disjoint or time_attr is not None,
+            disjoint=disjoint or is_named(time_attr),
             time_attr=time_attr,
             temporal_strategy=temporal_strategy,
             temporal_comparison=temporal_comparison,

@@ -42,6 +42,8 @@ NodeColumns: TypeAlias = "Sequence[str] | Mapping[NodeType, Sequence[str]] | Non
 EdgeColumns: TypeAlias = "Sequence[str] | Mapping[EdgeType, Sequence[str]] | None"
 Fanouts: TypeAlias = "Sequence[int] | Mapping[Any, Sequence[int]] | NumNeighbors"
 """Neighbours per hop, for all edge types, or by edge type (in full, or its two ends)."""
+ColumnByType: TypeAlias = "str | Mapping[Any, str] | None"
+"""A declared column, for all types that have it, or by type: a node type, an edge type, or its two ends."""
 
 
 class LoaderOptions(TypedDict, total=False):

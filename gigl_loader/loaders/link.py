@@ -16,14 +16,14 @@ from gigl_loader.arrays import plain_values, tensor_of
 from gigl_loader.graph.reverses import read_reverses, reverses_of
 from gigl_loader.graph.schema import EdgeType
 from gigl_loader.graph.times import in_unit
-from gigl_loader.loaders.arguments import Fanouts, LoaderOptions
+from gigl_loader.loaders.arguments import ColumnByType, Fanouts, LoaderOptions
 from gigl_loader.loaders.base import BaseDistLoader
 from gigl_loader.loaders.collate import Collator
 from gigl_loader.loaders.input_times import timed_input
 from gigl_loader.loaders.inputs import InputLinks, SeedLinks, read_seed_links
 from gigl_loader.loaders.leaks import ReverseWatch
 from gigl_loader.loaders.link_labels import LinkLabels
-from gigl_loader.loaders.neighbor import khop_arguments, sampler_arguments
+from gigl_loader.loaders.neighbor import is_named, khop_arguments, sampler_arguments
 from gigl_loader.options import flag, real_number
 from gigl_loader.sampling.khop import KHop
 from gigl_loader.sampling.negatives import MAX_AMOUNT, Negatives, NodeWeights
@@ -213,9 +213,9 @@ class DistLinkNeighborLoader(BaseDistLoader):
         reverse_edge_types: Mapping[EdgeType, EdgeType] | None = None,
         replace: bool = False,
         with_edge: bool | None = None,
-        weight_attr: str | None = None,
+        weight_attr: ColumnByType = None,
         disjoint: bool = False,
-        time_attr: str | None = None,
+        time_attr: ColumnByType = None,
         time_window: Window | None = None,
         temporal_strategy: Literal["uniform", "last", "monotone"] = "uniform",
         temporal_comparison: Literal["<", "<="] = "<=",
@@ -282,7 +282,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
             replace=replace,
             with_edge=with_edge,
             weight_attr=weight_attr,
-            disjoint=disjoint or time_attr is not None,
+            disjoint=disjoint or is_named(time_attr),
             time_attr=time_attr,
             temporal_strategy=temporal_strategy,
             temporal_comparison=temporal_comparison,

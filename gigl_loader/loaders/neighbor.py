@@ -13,7 +13,7 @@ import torch
 from typing_extensions import Unpack
 
 from gigl_loader.graph.schema import NodeType
-from gigl_loader.loaders.arguments import Fanouts, LoaderOptions
+from gigl_loader.loaders.arguments import ColumnByType, Fanouts, LoaderOptions
 from gigl_loader.loaders.base import BaseDistLoader
 from gigl_loader.loaders.collate import Collator
 from gigl_loader.loaders.input_times import timed_input
@@ -62,6 +62,7 @@ def sampler_arguments(
     subgraph_type: Any = "directional",
 ) -> SamplerArguments:
     """Return the arguments that say how neighbours are drawn; sampler options check the rest of them."""
+    weight_attr, time_attr = (each if is_named(each) else None for each in (weight_attr, time_attr))
     given = {
         "input_time": with_times,
         "input_time_start": with_starts,
@@ -84,6 +85,11 @@ def sampler_arguments(
         with_starts=with_starts,
         subgraph_type=_subgraph_type(subgraph_type),
     )
+
+
+def is_named(columns: Any) -> bool:
+    """Return whether ``weight_attr`` or ``time_attr`` names a column. An empty mapping names none."""
+    return columns is not None and not (isinstance(columns, Mapping) and not columns)
 
 
 def _strategy(strategy: Any, time_attr: Any) -> str:
@@ -191,9 +197,9 @@ class DistNeighborLoader(BaseDistLoader):
         *,
         replace: bool = False,
         with_edge: bool | None = None,
-        weight_attr: str | None = None,
+        weight_attr: ColumnByType = None,
         disjoint: bool = False,
-        time_attr: str | None = None,
+        time_attr: ColumnByType = None,
         input_time: Times | None = None,
         input_time_start: Times | None = None,
         time_window: Window | None = None,
@@ -223,7 +229,8 @@ class DistNeighborLoader(BaseDistLoader):
             Edge column by which neighbours are drawn, declared when the graph was built (``--weight``,
             ``from_pyg(weight_attr=)``) or by ``gigl-loader index``. Without replacement, each draw picks
             among the edges that are left in proportion to their weights. An edge of weight 0 is in no batch,
-            also with fanout -1. Edge types without the column draw uniformly.
+            also with fanout -1. Edge types without the column draw uniformly. A mapping names the column of
+            each of some edge types, ``{buys: "amount", follows: "days"}``; others draw uniformly.
         ``disjoint``
             Sample a tree of its own around every seed: a node that two seeds reach is there twice, and
             ``batch`` is the number of the tree of every node, as PyG has it. Seeds that repeat stay repeated.
@@ -231,6 +238,7 @@ class DistNeighborLoader(BaseDistLoader):
             Node or edge column of integers, declared when the graph was built (``--time``,
             ``from_pyg(time_attr=)``) or by ``gigl-loader index``. In the tree around a seed with time ``t``,
             no edge, or no neighbour, has a later time, at any hop; types without the column are not bound.
+            A mapping names the column of each of some node or edge types; others are not bound.
             Trees are disjoint, and the batch has ``seed_time``. ``stats()["seeds_without_past"]`` counts the
             seeds of batches in which no seed has an edge, or neighbour, that is early enough (in its window).
         ``input_time``

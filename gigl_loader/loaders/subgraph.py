@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Unpack
 
-from gigl_loader.loaders.arguments import Fanouts, LoaderOptions
+from gigl_loader.loaders.arguments import ColumnByType, Fanouts, LoaderOptions
 from gigl_loader.loaders.neighbor import DistNeighborLoader, InputNodes
 from gigl_loader.sampling.plan import SamplerOptions
 from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions
@@ -33,7 +33,7 @@ class DistSubgraphLoader(DistNeighborLoader):
         *,
         replace: bool = False,
         with_edge: bool | None = None,
-        weight_attr: str | None = None,
+        weight_attr: ColumnByType = None,
         sampler_options: SamplerOptions = KHopNeighborSamplerOptions(),  # noqa: B008 - a frozen value
         **options: Unpack[LoaderOptions],
     ) -> None:

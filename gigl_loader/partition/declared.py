@@ -8,6 +8,7 @@ from typing import Any
 
 from gigl_loader.graph.quantization import FLOATS, MAX_ELEMENTS, Quantization
 from gigl_loader.graph.schema import Column, EdgeType, NodeType
+from gigl_loader.options import by_edge_type, is_edge_type, known_edge_type
 
 Quantizations = Mapping[NodeType | EdgeType, Mapping[str, Quantization]]
 """Quantisation of columns, by type and name."""
@@ -77,7 +78,7 @@ def check_quantized_column(kind: object, how: Quantization, what: str) -> None:
 def declared_times(
     nodes: Mapping[NodeType, Collection[str]],
     edges: Mapping[EdgeType, Collection[str]],
-    wanted: str | Mapping[NodeType | EdgeType, str] | None,
+    wanted: str | Mapping[Any, str] | None,
     what: str,
 ) -> dict[NodeType | EdgeType, tuple[str, ...]]:
     """Return the columns of each type that ``wanted`` declares as times, by the types' columns.
@@ -93,12 +94,15 @@ def declared_times(
         return dict.fromkeys(found or found_edges, (wanted,))
     known: dict[NodeType | EdgeType, Collection[str]] = dict(nodes.items())
     known |= dict(edges.items())
-    for kind, name in (wanted or {}).items():
+    named: dict[NodeType | EdgeType, tuple[str, ...]] = {}
+    for key, name in (wanted or {}).items():
+        kind = known_edge_type(edges, key, what) if is_edge_type(key) else key
         if kind not in known:
             raise ValueError(f"{what}: unknown type {kind}; known: {', '.join(map(str, known)) or 'none'}")
         if name not in known[kind]:
             raise ValueError(f"{what}: {kind} has no column {name!r}")
-    return {kind: (name,) for kind, name in (wanted or {}).items()}
+        named[kind] = (name,)
+    return named
 
 
 def check_time_column(column: Column | str | None, name: str, what: object) -> None:
@@ -111,7 +115,7 @@ def check_time_column(column: Column | str | None, name: str, what: object) -> N
 
 
 def declared(
-    edges: Mapping[EdgeType, Collection[str]], wanted: str | Mapping[EdgeType, str] | None, what: str
+    edges: Mapping[EdgeType, Collection[str]], wanted: str | Mapping[Any, str] | None, what: str
 ) -> dict[EdgeType, tuple[str, ...]]:
     """Return the columns of each edge type that ``wanted`` declares, by the ``edges``' columns.
 
@@ -130,11 +134,8 @@ def declared(
                 f"{what}: no edge type has a column {wanted!r}; known: {', '.join(known) or 'none'}"
             )
         return found
-    for kind, name in wanted.items():
-        if kind not in edges:
-            raise ValueError(
-                f"{what}: unknown edge type {kind}; known: {', '.join(map(str, edges)) or 'none'}"
-            )
+    named = by_edge_type(edges, wanted, what)
+    for kind, name in named.items():
         if name not in edges[kind]:
             raise ValueError(f"{what}: edges of type {kind} have no column {name!r}")
-    return {kind: (name,) for kind, name in wanted.items()}
+    return {kind: (name,) for kind, name in named.items()}

@@ -51,8 +51,8 @@ _Sides: TypeAlias = Mapping[str, set[bool]]
 def tables_from_pyg(
     data: Any,
     *,
-    weight_attr: str | Mapping[EdgeType, str] | None = None,
-    time_attr: str | Mapping[NodeType | EdgeType, str] | None = None,
+    weight_attr: str | Mapping[Any, str] | None = None,
+    time_attr: str | Mapping[Any, str] | None = None,
     labels: Mapping[EdgeType, Any] | None = None,
     quantize: Mapping[Any, Any] | None = None,
     reverses: Mapping[Any, Any] | None = None,

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.arrays import Int64Array
     from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeType
+    from gigl_loader.loaders.arguments import ColumnByType
     from gigl_loader.loaders.dataset import Dataset
     from gigl_loader.loaders.transfer import FrameTensors
     from gigl_loader.pyg.dataset import PygDataset
@@ -215,9 +216,9 @@ class GiglSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed.
         *,
         replace: bool = False,
         with_edge: bool | None = None,
-        weight_attr: str | None = None,
+        weight_attr: ColumnByType = None,
         disjoint: bool = False,
-        time_attr: str | None = None,
+        time_attr: ColumnByType = None,
         temporal_strategy: Literal["uniform", "last"] = "uniform",
         temporal_comparison: Literal["<", "<="] = "<=",
         subgraph_type: str | SubgraphType = "directional",

@@ -12,6 +12,14 @@ from gigl_loader.arrays import plain_values
 from gigl_loader.graph.reverses import reverse_name, reverse_names, reverses_of
 from gigl_loader.graph.schema import Column, type_name
 from gigl_loader.graph.times import TimeWindow, check_window, read_window
+from gigl_loader.graph.type_columns import (
+    TypeColumns,
+    column_of,
+    from_json,
+    read_times,
+    read_weights,
+    to_json,
+)
 from gigl_loader.options import by_edge_type, whole_number
 from gigl_loader.sampling.frame_schema import FrameArray, FrameSchema
 from gigl_loader.sampling.store import DrawRule, check_batch_dependency
@@ -38,14 +46,14 @@ class KHop:
     """Draw with replacement: every node with neighbours then gets exactly ``fanout`` draws."""
     with_edge: bool = False
     """Return the ids of sampled edges. Costs one more random read per edge."""
-    weight_attr: str | None = None
-    """Declared weight column: edges of the types that have it are drawn in proportion to it, and never where
-    it is 0. Other types draw uniformly."""
+    weight_attr: TypeColumns = None
+    """Declared weight column, or columns by edge type: edges of the types that have one are drawn in
+    proportion to it, and never where it is 0. Other types draw uniformly."""
     disjoint: bool = False
     """Every entry of the input has a tree of its own: a node that two trees reach is there twice."""
-    time_attr: str | None = None
-    """Declared time of edges or nodes: no tree has an edge, or a neighbour, that is later than the tree.
-    Types without it are not bound."""
+    time_attr: TypeColumns = None
+    """Declared time of edges or nodes, or times by type: no tree has an edge, or a neighbour, that is later
+    than the tree. Types without one are not bound."""
     last: bool = False
     """Take the latest neighbours in place of random ones."""
     monotone: bool = False
@@ -129,9 +137,9 @@ class KHop:
             else read_num_neighbors(schema, fanouts),
             replace=arguments.replace,
             with_edge=arguments.with_edge,
-            weight_attr=check_weight(schema, arguments.weight_attr),
+            weight_attr=read_weights(schema, arguments.weight_attr),
             disjoint=arguments.disjoint or arguments.time_attr is not None,
-            time_attr=check_time(schema, arguments.time_attr),
+            time_attr=read_times(schema, arguments.time_attr),
             last=arguments.last,
             monotone=arguments.monotone,
             strictly_earlier=arguments.strictly_earlier,
@@ -149,8 +157,8 @@ class KHop:
             num_neighbors=fields.fanouts("num_neighbors"),
             replace=fields.flag("replace"),
             with_edge=fields.flag("with_edge"),
-            weight_attr=check_weight(fields.schema, fields.take("weight_attr", None)),
-            time_attr=check_time(fields.schema, fields.take("time_attr", None)),
+            weight_attr=read_weights(fields.schema, from_json(fields.take("weight_attr", None))),
+            time_attr=read_times(fields.schema, from_json(fields.take("time_attr", None))),
             **{name: fields.flag(name, False) for name in _ADDED if _DEFAULTS[name] is False},
             time_window=None
             if (window := fields.take("time_window", None)) is None
@@ -166,7 +174,7 @@ class KHop:
             "num_neighbors": sorted((list(kind), list(hops)) for kind, hops in self.num_neighbors.items()),
             "replace": self.replace,
             "with_edge": self.with_edge,
-            **{name: value for name in _ADDED if (value := getattr(self, name)) != _DEFAULTS[name]},
+            **{name: to_json(value) for name in _ADDED if (value := getattr(self, name)) != _DEFAULTS[name]},
         }
 
     @property
@@ -184,12 +192,13 @@ class KHop:
 
     def weight(self, schema: GraphSchema, edge_type: EdgeType) -> str | None:
         """Return the weight column by which edges of a type are drawn."""
-        declared = schema.edges[edge_type].weights
-        return self.weight_attr if self.weight_attr in declared else None
+        return column_of(self.weight_attr, edge_type, schema.edges[edge_type].weights)
 
     def time(self, schema: GraphSchema, edge_type: EdgeType) -> str | None:
-        """Return the time by which edges of a type are bound."""
-        return self.time_attr if self.time_attr in schema.list_times(edge_type) else None
+        """Return the time by which edges of a type are bound: their own, or that of their neighbours."""
+        own = column_of(self.time_attr, edge_type, schema.edges[edge_type].times)
+        neighbor = schema.neighbor_type(edge_type)
+        return own or column_of(self.time_attr, neighbor, schema.nodes[neighbor].times)
 
     def around_seeds(
         self,
@@ -307,35 +316,6 @@ def _shared_columns(
 def _as_batches_have(column: Column) -> Column:
     """Return the column without its stored form."""
     return replace(column, quantized=None)
-
-
-def check_weight(schema: GraphSchema, weight_attr: object) -> str | None:
-    """Return ``weight_attr``, if it is ``None`` or declared. ``ValueError`` says how to declare it."""
-    if weight_attr is None:
-        return None
-    if isinstance(weight_attr, str) and any(weight_attr in edges.weights for edges in schema.edges.values()):
-        return weight_attr
-    known = sorted({name for edges in schema.edges.values() for name in edges.weights})
-    raise ValueError(
-        f"weight_attr {str(weight_attr)[:100]!r} is not declared as a weight; known: "
-        f"{', '.join(known) or 'none'}. Declare it: gigl-loader index GRAPH --weight "
-        f"{weight_attr if isinstance(weight_attr, str) else 'COLUMN'} (from_pyg: weight_attr=...)"[:400]
-    )
-
-
-def check_time(schema: GraphSchema, time_attr: object) -> str | None:
-    """Return ``time_attr``, if it is ``None`` or declared. ``ValueError`` says how to declare it."""
-    if time_attr is None:
-        return None
-    known = {name for nodes in schema.nodes.values() for name in nodes.times}
-    known |= {name for edges in schema.edges.values() for name in edges.times}
-    if isinstance(time_attr, str) and time_attr in known:
-        return time_attr
-    raise ValueError(
-        f"time_attr {str(time_attr)[:100]!r} is not declared as a time; known: "
-        f"{', '.join(sorted(known)) or 'none'}. Declare it: gigl-loader index GRAPH --time "
-        f"{time_attr if isinstance(time_attr, str) else 'COLUMN'} (from_pyg: time_attr=...)"[:400]
-    )
 
 
 def read_num_neighbors(schema: GraphSchema, num_neighbors: Any) -> dict[EdgeType, tuple[int, ...]]:

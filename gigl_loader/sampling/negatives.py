@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from gigl_loader.graph.schema import held_out_list
+from gigl_loader.graph.type_columns import TypeColumns, column_of
 from gigl_loader.native import check_stop, philox_words
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ class NegativeDrawer:
         edge_type: EdgeType,
         negatives: Negatives,
         *,
-        time_attr: str | None = None,
+        time_attr: TypeColumns = None,
         strictly_earlier: bool = False,
     ) -> None:
         """``store`` says which edges exist. It is needed where negatives are strict.
@@ -267,7 +268,7 @@ class _End:
         graph: Graph,
         node_type: NodeType,
         weights: NodeWeights | None,
-        time_attr: str | None,
+        time_attr: TypeColumns,
         *,
         strictly_earlier: bool,
     ) -> None:
@@ -276,11 +277,8 @@ class _End:
         self._count = graph.schema.nodes[node_type].count
         self._weights = weights
         self._strictly = strictly_earlier
-        self._times = (
-            graph.node_times(node_type, time_attr)
-            if time_attr is not None and time_attr in graph.schema.nodes[node_type].times
-            else None
-        )
+        name = column_of(time_attr, node_type, graph.schema.nodes[node_type].times)
+        self._times = None if name is None else graph.node_times(node_type, name)
         self._sums: Float64Array | None = None
         if self._times is not None and weights is not None:
             of_position = np.empty(self._count, np.float64)

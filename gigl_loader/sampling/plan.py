@@ -10,11 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from gigl_loader.graph.column_names import check_column_names
 from gigl_loader.graph.times import time_unit
+from gigl_loader.graph.type_columns import read_times
 from gigl_loader.options import EdgeType, NodeType, by_edge_type
 from gigl_loader.sampling.new_nodes import SamplerWithNewNodes
 
@@ -351,8 +353,10 @@ class SamplerArguments:
     subgraph_type: str = "directional"
 
     def time_unit(self, schema: GraphSchema) -> str | None:
-        """Return the unit of the times that ``time_attr`` names."""
-        return time_unit(schema, self.time_attr)
+        """Return the unit of the times that ``time_attr`` names; ``None`` where the plan will refuse them."""
+        with suppress(ValueError, TypeError):
+            return time_unit(schema, read_times(schema, self.time_attr))
+        return None
 
 
 class SamplerOptions(Protocol):

@@ -133,8 +133,9 @@ class PPRSampler:
         if lists_here and ppr.weight_attr is None:
             self._pushes = _WholeGraph(graph, *nodes, rule)
         else:
+            weights = {each: ppr.weight(graph.schema, each) for each in graph.schema.edges}
             batch = PPRBuilder(node_ids=nodes[0], num_nodes=nodes[1], rule=rule)
-            self._pushes = _Partitions(self._known_store, states, graph.schema, batch, weight=ppr.weight_attr)
+            self._pushes = _Partitions(self._known_store, states, graph.schema, batch, weights)
 
     @property
     def scratch_bytes(self) -> int:
@@ -189,14 +190,13 @@ class PPRSampler:
             neighbors = nodes[schema.neighbor_type(edge_type)]
             target_type = schema.target_type(edge_type)
             shares.append(split_by_owner(nodes[target_type], store.bounds(target_type)))
-            weight = self._ppr.weight_attr
             request = partial(
                 InducedRequest,
                 edge_type=edge_type,
                 nodes=neighbors[ascending[schema.neighbor_type(edge_type)]],
                 with_edge_ids=True,
                 with_slots=True,
-                weight=weight if weight in schema.edges[edge_type].weights else None,
+                weight=self._ppr.weight(schema, edge_type),
                 max_edges=self.bounds.edges,
             )
             requests.append(FrontierRequest([owned for owned, _ in shares[-1]], request))
@@ -271,16 +271,16 @@ class _Partitions:
         states: PPRStates,
         schema: GraphSchema,
         batch: PPRBuilder,
-        *,
-        weight: str | None,
+        weights: Mapping[EdgeType, str | None],
     ) -> None:
+        """``weights``: the weight column of each edge type; ``None`` where all edges count alike."""
         self._schema = schema
         self._store = store
         self._types = [kind for kind, _ in states.states]
         self._edge_types: list[list[EdgeType]] = [[] for _ in states.states]
         for state, _, edge_type in states.edges:
             self._edge_types[state].append(edge_type)
-        self._weight = weight
+        self._weight_of = weights
         self.batch = batch
 
     def run(self, seeds: Sequence[tuple[int, Int64Array]], excluded: _Excluded, max_edges: int) -> None:
@@ -303,9 +303,9 @@ class _Partitions:
                         edge_type=edge_type,
                         key=_KEY,
                         hop=0,
-                        rule=DrawRule(fanout=fanout, weight=self._weight_of(edge_type)),
+                        rule=DrawRule(fanout=fanout, weight=self._weight_of[edge_type]),
                         with_edge_ids=False,
-                        with_slots=self._weight_of(edge_type) is not None,
+                        with_slots=self._weight_of[edge_type] is not None,
                         max_edges=self.batch.room,
                     ),
                 )
@@ -326,16 +326,13 @@ class _Partitions:
                     ]
                     self.batch.append(state, fanout, targets, lists)
 
-    def _weight_of(self, edge_type: EdgeType) -> str | None:
-        return self._weight if self._weight in self._schema.edges[edge_type].weights else None
-
     def _weights(
         self, edge_types: Sequence[EdgeType], found: Sequence[Sequence[Neighbors]]
     ) -> list[list[Float64Array] | None]:
         """Return the weights of the edges in each answer, by partition; ``None`` for types without them."""
         wants: dict[int, GatherRequest] = {}
         for number, (edge_type, answers) in enumerate(zip(edge_types, found, strict=True)):
-            name = self._weight_of(edge_type)
+            name = self._weight_of[edge_type]
             if name is not None:
                 slots = [_slots(each) + (part << SLOT_BITS) for part, each in enumerate(answers)]
                 column = self._schema.edges[edge_type].columns[name]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
+from gigl_loader.graph.type_columns import TypeColumns, column_of
 from gigl_loader.native import philox
 from gigl_loader.sampling.costs import BatchTooLarge
 from gigl_loader.sampling.request import SEED, SEED_TIME, TIME, TIME_START, InputColumn
@@ -28,7 +29,7 @@ class Trees(Protocol):
     @property
     def disjoint(self) -> bool: ...
     @property
-    def time_attr(self) -> str | None: ...
+    def time_attr(self) -> TypeColumns: ...
     @property
     def time_window(self) -> TimeWindow: ...
     @property
@@ -54,8 +55,8 @@ class EntryTimes:
         self._given = given
         self._hops = hops
         self._of_nodes: Int64Array | None = None
-        name = hops.time_attr
-        if name is not None and not given and name in context.graph.schema.nodes[node_type].times:
+        name = column_of(hops.time_attr, node_type, context.graph.schema.nodes[node_type].times)
+        if name is not None and not given:
             self._of_nodes = context.graph.node_times(node_type, name).times
 
     def of(self, request: BatchRequest) -> TreeTimes | None:
@@ -90,13 +91,12 @@ def check_entry_times(schema: GraphSchema, node_type: NodeType, hops: Trees, *, 
         raise ValueError("times of seeds have no meaning without time_attr, the column that they bound")
     if given or hops.time_attr is None or isinstance(hops.time_window, tuple):
         return
-    by_edges = [kind for kind, edges in schema.edges.items() if hops.time_attr in edges.times]
-    if by_edges:
-        raise ValueError(
-            f"time_attr {hops.time_attr!r} is a time of edges {by_edges[0]}: pass input_time, the time of "
-            "each seed"
-        )
-    if hops.time_attr not in schema.nodes[node_type].times:
+    for kind, edges in schema.edges.items():
+        if (name := column_of(hops.time_attr, kind, edges.times)) is not None:
+            raise ValueError(
+                f"time_attr {name!r} is a time of edges {kind}: pass input_time, the time of each seed"
+            )
+    if column_of(hops.time_attr, node_type, schema.nodes[node_type].times) is None:
         raise ValueError(
             f"nodes of type {node_type!r} have no time {hops.time_attr!r}: pass input_time, the time of each "
             "seed"

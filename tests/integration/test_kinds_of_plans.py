@@ -143,6 +143,13 @@ def _timed(dataset: Any, num_neighbors: Any, nodes: Any, **options: Any) -> Any:
     return DistNeighborLoader(dataset, num_neighbors, nodes, **times, **options)
 
 
+def _by_type(dataset: Any, num_neighbors: Any, nodes: Any, *, named: bool, **options: Any) -> Any:
+    """Return a loader that names weights and times of one type; another type has such a column, too."""
+    kind = HOMOGENEOUS_EDGE if nodes is None else BUYS
+    columns = {"time_attr": {kind: "t"}, **({"weight_attr": {kind: "w"}} if named else {})}
+    return _timed(dataset, num_neighbors, nodes, **columns, **options)
+
+
 def _timed_links(dataset: Any, num_neighbors: Any, links: Any, **options: Any) -> DistLinkNeighborLoader:
     """Return a loader of a few links in times of nodes."""
     edge_type = HOMOGENEOUS_EDGE if links is None else links[0]
@@ -209,6 +216,14 @@ KINDS = {
         {"time_attr": "t", "input_time": torch.arange(300) % 90},
         "weight_attr is None here, w in the state",
         _timed,
+        alone={"time": torch.arange(300) % 90},
+    ),
+    "columns by type": Kind(
+        [4, 3],
+        {"named": True, "input_time": torch.arange(300) % 90},
+        {"named": False, "input_time": torch.arange(300) % 90},
+        "weight_attr is None here",
+        _by_type,
         alone={"time": torch.arange(300) % 90},
     ),
     "the last in time": Kind(

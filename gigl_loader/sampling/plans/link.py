@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from gigl_loader.graph.schema import Column, type_name
+from gigl_loader.graph.type_columns import column_of
 from gigl_loader.sampling.custom import CustomNegatives, LinkBatch
 from gigl_loader.sampling.frame_schema import FrameArray, FrameSchema
 from gigl_loader.sampling.khop import KHop
@@ -204,11 +205,11 @@ class LinkSeeder:
             )
         )
         self._custom = None if plan.custom is None else CustomNegatives(context, ends[1], plan.custom.open)
-        time_attr = plan.hops.time_attr
-        self._times = EntryTimes(context, ends[0], plan.hops, given=time_attr is not None)
+        self._times = EntryTimes(context, ends[0], plan.hops, given=plan.hops.time_attr is not None)
         self._node_times = None
-        if time_attr is not None and time_attr in graph.schema.nodes[ends[1]].times:
-            self._node_times = graph.node_times(ends[1], time_attr).times
+        name = column_of(plan.hops.time_attr, ends[1], graph.schema.nodes[ends[1]].times)
+        if name is not None:
+            self._node_times = graph.node_times(ends[1], name).times
 
     def seeds(self, request: BatchRequest, bounds: BatchBounds) -> BatchSeeds:
         plan, count = self._plan, len(request)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from gigl_loader.graph.schema import Column, type_name
+from gigl_loader.graph.type_columns import TypeColumns, column_of, from_json, read_weights, to_json
 from gigl_loader.native import PPRRule
 from gigl_loader.options import EdgeType, flag, real_number, whole_number
 from gigl_loader.sampling.frame_schema import FrameArray, FrameSchema
-from gigl_loader.sampling.khop import check_weight
 from gigl_loader.sampling.ppr_sampler import PPRSampler, PPRStates, ppr_arrays
 from gigl_loader.sampling.request import SEED, InputColumn
 from gigl_loader.sampling.seeds import NodeSeeder
@@ -116,7 +116,7 @@ class PPR:
     max_fetch_iterations: int | None
     channels: tuple[PPRChannel, ...] = ()
     """None: one traversal over all edge types."""
-    weight_attr: str | None = None
+    weight_attr: TypeColumns = None
     include_sampled_edges: bool = False
     with_edge: bool = False
     """Return the ids of the sampled edges."""
@@ -133,6 +133,10 @@ class PPR:
         whole = PPRChannel(share=self.max_ppr_nodes, steps=(tuple(schema.edges),))
         paths = [(each.steps, each.repeat_from) for each in self.channels or (whole,)]
         return PPRStates.of(schema, seed_types, paths)
+
+    def weight(self, schema: GraphSchema, edge_type: EdgeType) -> str | None:
+        """Return the weight column of an edge type: the transition probabilities of its lists."""
+        return column_of(self.weight_attr, edge_type, schema.edges[edge_type].weights)
 
     def rule(self, schema: GraphSchema, states: PPRStates) -> PPRRule:
         """Return the rule as kernels take it. Node and edge types have their numbers in the schema."""
@@ -189,7 +193,7 @@ class PPR:
         """Return the fields as JSON values, without defaults of fields that version 0.1 did not have."""
         given = {each.name: getattr(self, each.name) for each in fields(PPR)}
         defaults = {"channels": (), "weight_attr": None, "include_sampled_edges": False, "with_edge": False}
-        found = {name: value for name, value in given.items() if defaults.get(name, ...) != value}
+        found = {name: to_json(value) for name, value in given.items() if defaults.get(name, ...) != value}
         if self.channels:
             found["channels"] = [each.to_json() for each in self.channels]
         return found
@@ -213,7 +217,7 @@ class PPR:
             num_neighbors_per_hop=fields.whole("num_neighbors_per_hop"),
             max_fetch_iterations=rounds,
             channels=tuple(PPRChannel.from_json(each, fields) for each in channels),
-            weight_attr=_check_weight(fields.schema, fields.take("weight_attr", None)),
+            weight_attr=_check_weights(fields.schema, from_json(fields.take("weight_attr", None))),
             include_sampled_edges=fields.flag("include_sampled_edges", False),
             with_edge=fields.flag("with_edge", False),
             **of_plan,
@@ -353,7 +357,7 @@ class PPRSamplerOptions:
             "channels": _channels(
                 schema, seed_types, self.typed_channel_ratios or {}, int(self.max_ppr_nodes)
             ),
-            "weight_attr": _check_weight(schema, arguments.weight_attr),
+            "weight_attr": _check_weights(schema, arguments.weight_attr),
             "include_sampled_edges": bool(self.include_sampled_edges),
             "with_edge": bool(self.include_sampled_edges) and arguments.with_edge,
         }
@@ -405,13 +409,14 @@ def _check_path(schema: GraphSchema, seed_types: Sequence[NodeType], path: PPRMe
             )
 
 
-def _check_weight(schema: GraphSchema, weight_attr: Any) -> str | None:
-    """Return a declared weight, whose values are a column wherever it is declared."""
-    weight = check_weight(schema, weight_attr)
+def _check_weights(schema: GraphSchema, weight_attr: Any) -> TypeColumns:
+    """Return declared weights, whose values are columns."""
+    named = read_weights(schema, weight_attr)
     for edge_type, edges in schema.edges.items():
-        if weight in edges.weights and weight not in edges.columns:
+        weight = column_of(named, edge_type, edges.weights)
+        if weight is not None and weight not in edges.columns:
             raise ValueError(f"the weights of {edge_type} are no column, which personalised PageRank reads")
-    return weight
+    return named
 
 
 def _check_ratios(ratios: Any) -> None:
