@@ -6,33 +6,22 @@ Importing this module needs Lightning; importing ``gigl_loader`` does not.
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Mapping
-from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from torch.utils._pytree import tree_leaves
 
+from gigl_loader.lightning_epochs import LoaderEpochs
 from gigl_loader.loaders.base import BaseDistLoader
 from gigl_loader.loaders.dataset import Dataset, check_dataset
-from gigl_loader.loaders.state import is_at_end
 from gigl_loader.loaders.stats import StatsRates
 
 if TYPE_CHECKING:
     from pytorch_lightning import Callback, LightningDataModule
 else:
+    from gigl_loader.lightning_epochs import lightning_package
 
-    def _lightning() -> Any:
-        """Return the package of Lightning that the script uses: classes of the two do not mix."""
-        names = ("lightning.pytorch", "pytorch_lightning")
-        used = [name for name in names if name in sys.modules]
-        there = [name for name in names if find_spec(name.partition(".")[0]) is not None]
-        if not used and not there:
-            raise ImportError("gigl_loader.lightning needs Lightning: pip install lightning")
-        return import_module((*used, *there)[0])
-
-    Callback, LightningDataModule = _lightning().Callback, _lightning().LightningDataModule
+    Callback, LightningDataModule = lightning_package().Callback, lightning_package().LightningDataModule
 
 logger = logging.getLogger(__name__)
 
@@ -57,9 +46,11 @@ class GiglDataModule(LightningDataModule):
     ``teardown`` and after an exception. Under several ranks each gets its share of the input.
 
     **Checkpoints** hold the state of the loader for training, at any place of an epoch and whatever saves
-    them. ``fit(ckpt_path=...)`` goes on with the very next batch, with any number of workers and ranks; epoch
-    n of the training is epoch n of the loader. A loader of other inputs or options is refused with the
-    difference. Epoch n of the training is validated by epoch n of the loader for validation.
+    them. ``fit(ckpt_path=...)`` goes on with the very next batch, with any number of workers and ranks, also
+    where the trainer left an epoch early (``max_steps``, ``max_time``); epoch n of the training is epoch n of
+    the loader. A loader of other inputs or options is refused with the difference. Epoch n of the training is
+    validated by epoch n of the loader for validation. With ``overfit_batches``, every epoch has the batches
+    of epoch 0.
 
     A loader's ``device`` is that of the trainer, its ``name`` that of its stage, unless they are given.
     """
@@ -96,9 +87,8 @@ class GiglDataModule(LightningDataModule):
         self._dataset: Dataset | None = None
         self._loaders: dict[str, BaseDistLoader] = {}
         """By stage, with loaders that were shut down: their state may still be saved."""
-        self._states: dict[str, Any] = {}
-        """Of a checkpoint, by stage, for loaders that are not built yet."""
-        self._epochs = _Epochs(self)
+        self._validated: dict[str, Any] | None = None
+        """State of the loader for validation, of a checkpoint, until it is built."""
         if not callable(dataset) or hasattr(dataset, "open_source"):
             check_dataset(dataset)
         stages = {_TRAIN: train, _VAL: val, "test": test, "predict": predict}
@@ -119,9 +109,9 @@ class GiglDataModule(LightningDataModule):
             given: Any = self._dataset_source
             self._dataset = given if hasattr(given, "open_source") else given()
             check_dataset(self._dataset)
-        callbacks = None if self.trainer is None else getattr(self.trainer, "callbacks", None)
-        if callbacks is not None and self._epochs not in callbacks:
-            callbacks.append(self._epochs)
+        callbacks: Any = getattr(self.trainer, "callbacks", None)
+        if callbacks is not None and self._epochs is None:
+            callbacks.append(LoaderEpochs())  # Where this distribution is on the path, and not installed.
 
     def train_dataloader(self) -> BaseDistLoader:
         return self._build(_TRAIN)
@@ -137,15 +127,14 @@ class GiglDataModule(LightningDataModule):
         return self._build("predict")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of the loaders for training and validation, for a checkpoint."""
-        built = {
-            stage: self._loaders[stage].state_dict() for stage in (_TRAIN, _VAL) if stage in self._loaders
-        }
-        return {**self._states, **built}
+        """Return the state of the loader for validation; Lightning keeps those of loaders for training."""
+        if _VAL in self._loaders:
+            return {_VAL: self._loaders[_VAL].state_dict()}
+        return {} if self._validated is None else {_VAL: self._validated}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep the states of a checkpoint for the loaders that are built next."""
-        self._states = dict(state_dict)
+        """Keep the state of a checkpoint for the loader that is built next."""
+        self._validated = state_dict.get(_VAL)
 
     def teardown(self, stage: str | None = None) -> None:
         """Shut the loaders down, and close a dataset that was opened here. Calling it again does nothing."""
@@ -160,8 +149,14 @@ class GiglDataModule(LightningDataModule):
 
     # Inside
 
+    @property
+    def _epochs(self) -> LoaderEpochs | None:
+        """Callback of the trainer."""
+        callbacks: Any = getattr(self.trainer, "callbacks", ())
+        return next((each for each in callbacks if isinstance(each, LoaderEpochs)), None)
+
     def _build(self, stage: str) -> BaseDistLoader:
-        """Build the loader of a stage, at the epoch of the trainer and the state of its checkpoint."""
+        """Build the loader of a stage."""
         if stage not in self._stages:
             given = ", ".join(self._stages) or "none"
             raise ValueError(
@@ -177,43 +172,16 @@ class GiglDataModule(LightningDataModule):
             defaults["device"] = str(self.trainer.strategy.root_device)
         loader = self._stages[stage].build(self._dataset, defaults)
         self._loaders[stage] = loader
-        if stage in self._states:
-            self._load(stage, loader, self._states.pop(stage))
-        self.follow_epoch(stage)
-        return loader
-
-    def _load(self, stage: str, loader: BaseDistLoader, state: dict[str, Any]) -> None:
-        if stage == _VAL:
+        if stage == _TRAIN and self._epochs is not None:
+            self._epochs.resume(loader)
+        if stage == _VAL and self._validated is not None:
             # The run seed is all that counts: which epoch comes next follows from that of the training.
-            state = {**state, "batches": 0, "ahead": []}
-        elif ended := is_at_end(state, loader._schedule):
-            # Lightning does not ask for more batches than there are, so the loader has not seen the end.
-            state = {**state, "epoch": state["epoch"] + 1, "batches": 0, "ahead": []}
-        try:
-            loader.load_state_dict(state)
-        except ValueError as error:
-            if stage == _TRAIN:
-                raise
-            logger.warning("validation goes on with a loader of its own run seed: %s", error)
-        if stage == _TRAIN and self.trainer is not None:
-            self._count_steps(len(loader) if ended else loader._epochs.pending.first)
-
-    def _count_steps(self, steps: int) -> None:
-        """Have the trainer count so many steps of the epoch as done: other ranks may have done more."""
-        assert self.trainer is not None
-        current = self.trainer.fit_loop.epoch_loop.batch_progress.current
-        if current.ready:  # Else the epoch has not begun. A step may be counted as done later than as ready.
-            more = steps - current.ready
-            vars(current).update({name: value + more for name, value in vars(current).items()})
-
-    def follow_epoch(self, stage: str) -> None:
-        """Let a loader's next ``iter()`` begin the trainer's epoch, unless it is in the middle of it."""
-        loader = self._loaders.get(stage)
-        if self.trainer is None or loader is None:
-            return
-        epoch = self.trainer.current_epoch
-        if (stage == _TRAIN and loader.epoch < epoch) or (stage == _VAL and loader.epoch != epoch):
-            loader.set_epoch(epoch)
+            state, self._validated = {**self._validated, "batches": 0, "ahead": []}, None
+            try:
+                loader.load_state_dict(state)
+            except ValueError as error:
+                logger.warning("validation goes on with a loader of its own run seed: %s", error)
+        return loader
 
 
 class LoaderStatsMonitor(Callback):
@@ -294,21 +262,3 @@ class _StageArguments:
         build: Any = self._loader_class
         loader: BaseDistLoader = build(dataset, **arguments)
         return loader
-
-
-class _Epochs(Callback):
-    """Keeps the loaders at the epoch of the trainer."""
-
-    def __init__(self, module: GiglDataModule) -> None:
-        super().__init__()
-        self._module = module
-
-    def on_train_start(self, *_: Any) -> None:
-        # Only now a trainer that goes on from the last batch of an epoch counts the epoch.
-        self._module.follow_epoch(_TRAIN)
-
-    def on_validation_start(self, *_: Any) -> None:
-        self._module.follow_epoch(_VAL)
-
-    def on_sanity_check_end(self, *_: Any) -> None:
-        self._module.follow_epoch(_VAL)

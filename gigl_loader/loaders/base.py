@@ -18,6 +18,7 @@ import torch
 from typing_extensions import Self, Unpack
 
 from gigl_loader.loaders import state as states
+from gigl_loader.loaders.accelerated import AcceleratePrepared
 from gigl_loader.loaders.arguments import (
     CheckedOptions,
     FixedArguments,
@@ -60,7 +61,7 @@ _IDLE_S = 600.0
 """In an interactive session, a loader that is not used for so long ends its workers until it is."""
 
 
-class BaseDistLoader(FixedArguments):
+class BaseDistLoader(FixedArguments, AcceleratePrepared):
     """Batches of a graph, epoch after epoch: functions of run seed, epoch, and places and ids of the seeds.
 
     A loader is iterated like a list: each ``iter()`` is the next epoch. It is a context manager;
@@ -187,7 +188,7 @@ class BaseDistLoader(FixedArguments):
         self._check_usable()
         self._follow_group()
         self._epochs.latest = place = states.Place()
-        self._frames.turn_to(self._epochs.pending)
+        self._frames.turn_to(self._epochs.next_up())
         return EpochIterator(self, place)
 
     def __next__(self) -> Any:
@@ -243,12 +244,11 @@ class BaseDistLoader(FixedArguments):
 
         Not needed: epochs follow each other by themselves. A loaded state of this epoch stays where it is.
         """
-        epoch = whole_epoch(epoch)
-        pending = self._epochs.pending
-        if epoch != pending.epoch and pending.loaded:
-            text = "%s: set_epoch(%d) sets the state of epoch %d aside that was loaded"
-            logger.warning(text, self.name, epoch, pending.epoch)
-        self._epochs.resume(pending if epoch == pending.epoch else Progress(epoch=epoch))
+        if left := self._epochs.turn_to(whole_epoch(epoch)):
+            text = (
+                "%s: set_epoch(%d) sets the state of epoch %d aside that was loaded, and loses what was left"
+            )
+            logger.warning(text, self.name, epoch, left.epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the latest iterator stands, as plain values (JSON will do).
@@ -456,7 +456,7 @@ class BaseDistLoader(FixedArguments):
 
     def _begin(self, place: states.Place) -> Progress:
         """Give an iterator the next epoch, once all ranks that share the input begin the same one."""
-        progress = self._epochs.pending
+        progress = self._epochs.next_up()
         if self._placement.agreement is not None:
             where = {"seed": self.seed, **states.agreed_place(progress, self._schedule)}
             self._placement.agreement.begin(where, self._placement.options.timeout_s)

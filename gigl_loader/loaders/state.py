@@ -51,15 +51,34 @@ class Epochs:
         latest = self.latest
         return self.pending if latest is None or latest.progress is None else latest.progress
 
+    def next_up(self) -> Progress:
+        """Return the pending epoch. One that had ended when its state was taken gives way to the next."""
+        if self.pending.ended:
+            self.pending = Progress(epoch=self.pending.next_epoch, loaded=True)
+        return self.pending
+
     def begin(self, place: Place) -> Progress:
         """Give an iterator the pending epoch."""
-        progress = place.progress = self.pending
+        progress = place.progress = self.next_up()
         self.pending = Progress(epoch=progress.epoch + 1)
         return progress
 
     def resume(self, progress: Progress) -> None:
         """Let the next iterator begin at ``progress``."""
         self.pending, self.latest = progress, None
+
+    def turn_to(self, epoch: int) -> Progress | None:
+        """Let the next iterator begin ``epoch``, or go on in it. Return a loaded place that loses batches.
+
+        The rest of an epoch is empty where every batch was given.
+        """
+        left = self.pending
+        if epoch == left.epoch:
+            left.ended = False
+            self.latest = None
+            return None
+        self.resume(Progress(epoch=epoch))
+        return left if left.loaded and left.is_underway else None
 
 
 def describe_run(
@@ -106,26 +125,26 @@ class Given:
         return cls(progress.epoch, steps.number_of(progress.first), tuple(ahead))
 
     def progress(self, schedule: Schedule, *, loaded: bool = True) -> Progress:
-        """Return the progress of a rank, whose ``schedule`` may be of another number of ranks."""
+        """Return the progress of a rank, whose ``schedule`` may be of another number of ranks.
+
+        The epoch has ended where no rank has a batch left: a state that was taken before the iterator said
+        so is no other than one taken after it.
+        """
         rank, ranks = schedule.shard.rank, schedule.shard.world_size
-        if self.batches >= schedule.total:
-            return Progress(epoch=self.epoch, first=schedule.num_batches, loaded=loaded)
         step, origin = divmod(self.batches, ranks)
-        most = schedule.from_origin(origin).num_batches
+        steps = schedule.from_origin(origin)
+        if self.batches > 0 and steps.num_steps <= step:
+            return Progress.at_end(self.epoch, schedule.num_batches, loaded=loaded)
+        most = steps.num_batches
         own = [divmod(number - origin, ranks) for number in self.ahead]
         ahead = {each for each, of_rank in own if of_rank == rank and each < most}
         return Progress(epoch=self.epoch, origin=origin, first=min(step, most), ahead=ahead, loaded=loaded)
 
 
 def agreed_place(progress: Progress, schedule: Schedule) -> dict[str, int]:
-    """Return epoch and batch of ``progress``, equal on all ranks that begin at the same place.
-
-    Without ``even_batches``, the end of a rank with one batch less is the last batch of the other ranks.
-    """
-    steps, shard = schedule.from_origin(progress.origin), schedule.shard
-    step = progress.first + len(progress.ahead)
-    is_at_end = step >= steps.num_steps - (not shard.even_batches)
-    return {"epoch": progress.epoch, "batch": schedule.total if is_at_end else steps.number_of(step)}
+    """Return epoch and batch of ``progress``, equal on all ranks that begin at the same place."""
+    steps = schedule.from_origin(progress.origin)
+    return {"epoch": progress.epoch, "batch": steps.number_of(progress.first + len(progress.ahead))}
 
 
 def state_of(
@@ -171,15 +190,22 @@ def _beyond(schedule: Schedule) -> int:
     return schedule.total + schedule.shard.world_size - 1
 
 
-def is_at_end(state: Mapping[str, Any], schedule: Schedule) -> bool:
-    """Return whether all batches of the epoch of ``state`` were given."""
-    return bool(state["batches"] >= (schedule.num_steps if state["format"] == _OF_A_RANK else schedule.total))
-
-
 def state_at(state: Mapping[str, Any], step: int, schedule: Schedule) -> dict[str, Any]:
     """Return ``state`` with all steps of its epoch before ``step`` given."""
     number = step if state["format"] == _OF_A_RANK else schedule.number_of(step)
     return {**state, "batches": number, "ahead": []}
+
+
+def state_before(
+    state: Mapping[str, Any], steps: int, progress: Progress, schedule: Schedule
+) -> Mapping[str, Any]:
+    """Return ``state`` without the last ``steps`` of its epoch: batches that were handed out and not used.
+
+    ``progress``: of the loader. Where batches come in any order, the last ones are not known.
+    """
+    if progress.ended or progress.ahead or progress.first < steps:
+        return state
+    return state_at(state, progress.first - steps, schedule.from_origin(progress.origin))
 
 
 def _of_a_rank(state: Mapping[str, Any], schedule: Schedule) -> Progress:
@@ -189,6 +215,8 @@ def _of_a_rank(state: Mapping[str, Any], schedule: Schedule) -> Progress:
     """
     most = schedule.num_batches
     epoch, first, ahead = _place(state, most=schedule.num_steps, count=schedule.num_steps)
+    if 0 < first == schedule.num_steps:
+        return Progress.at_end(epoch, most)
     ahead = [batch for batch in ahead if batch < most]
     return Progress(epoch=epoch, first=min(first, most), ahead=set(ahead), loaded=True)
 

@@ -146,9 +146,13 @@ class Progress:
     ahead: set[int] = field(default_factory=set)
     """Batches given beyond ``first``; empty when all come, and in order."""
     ended: bool = False
-    """The user got the end of the epoch (``StopIteration``)."""
+    """The user got the end of the epoch (``StopIteration``), or loaded a state that has all its batches."""
     loaded: bool = False
     """Put back by ``load_state_dict``."""
+
+    @classmethod
+    def at_end(cls, epoch: int, num_batches: int, *, loaded: bool = True) -> Progress:
+        return cls(epoch=epoch, first=num_batches, ended=True, loaded=loaded)
 
     def lacks(self, batch: int) -> bool:
         return batch >= self.first and batch not in self.ahead
@@ -161,6 +165,11 @@ class Progress:
             self.first += 1
 
     @property
+    def is_underway(self) -> bool:
+        """Whether batches of the epoch were given, and others are left."""
+        return not self.ended and bool(self.origin or self.first or self.ahead)
+
+    @property
     def next_epoch(self) -> int:
         """Epoch of the next batch. An ended epoch is the start of the next."""
         return self.epoch + self.ended
@@ -170,6 +179,7 @@ class EpochIterator(Iterator[Any]):
     """One epoch of a loader, at its own place."""
 
     def __init__(self, loader: BaseDistLoader, place: Place) -> None:
+        loader._warn_of_missing_state()
         self._loader = loader
         self._place = place
         self._placement = loader._placement

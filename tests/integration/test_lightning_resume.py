@@ -29,7 +29,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from torch.multiprocessing import ProcessExitedException
 from gigl_loader import DistDataset, DistNeighborLoader
 
-graph, killed_at, saved_every = sys.argv[1], *map(int, sys.argv[2:])
+graph, killed_at, saved_every, devices = sys.argv[1], *map(int, sys.argv[2:])
 
 
 class Model(lightning.LightningModule):
@@ -58,31 +58,32 @@ class Model(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def fit(folder, killed_at=-1, checkpoint=None):
+def fit(folder, devices, killed_at=-1, checkpoint=None):
     os.mkdir(folder)
     save = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=saved_every, save_top_k=-1)
     trainer = lightning.Trainer(
-        accelerator="cpu", devices=2, strategy="ddp_fork", max_epochs=2, logger=False, callbacks=[save],
+        accelerator="cpu", devices=devices, strategy="ddp_fork", max_epochs=2, logger=False, callbacks=[save],
         enable_progress_bar=False, enable_model_summary=False,
     )
     trainer.fit(Model(folder, killed_at), ckpt_path=checkpoint)
 
 
 try:
-    fit("killed", killed_at)
+    fit("killed", 2, killed_at)
 except ProcessExitedException as error:
     print(error.signal_name)
 os.environ.pop("MASTER_PORT", None)
-fit("resumed", checkpoint=f"killed/step={killed_at // saved_every * saved_every}.ckpt")
+fit("resumed", devices, checkpoint=f"killed/step={killed_at // saved_every * saved_every}.ckpt")
 """
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("no_leftovers")
-def test_two_ranks_that_were_killed_see_each_seed_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("devices", [2, 1, 3])
+def test_two_ranks_that_were_killed_see_each_seed_once(devices: int, tmp_path: Path) -> None:
     build_graph(tables_from_pyg(homogeneous()), tmp_path / "graph", num_partitions=2)
     (tmp_path / "train.py").write_text(SCRIPT)
-    lines = killed_and_resumed(tmp_path, "graph", str(KILLED_AT), str(SAVED_EVERY), saved=SAVED)
+    lines = killed_and_resumed(tmp_path, "graph", str(KILLED_AT), str(SAVED_EVERY), str(devices), saved=SAVED)
     check_each_seed_once(lines, epochs=2, seeds=SEEDS)
 
 
@@ -112,11 +113,6 @@ def _fit(
             super().__init__()
             self.inner = torch.nn.Linear(6, 4)
             self.seen: list[list[int]] = []
-
-        def on_train_start(self) -> None:  # As in docs/recipes.md.
-            loader: Any = self.trainer.train_dataloader
-            if loader.epoch < self.current_epoch:
-                loader.set_epoch(self.current_epoch)
 
         def training_step(self, batch: Any, index: int) -> torch.Tensor:
             self.seen.append(batch.n_id.tolist())

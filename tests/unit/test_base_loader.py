@@ -19,6 +19,7 @@ from gigl_loader import BaseDistLoader, DistDataset, DistNeighborLoader, Samplin
 from gigl_loader.channel.frame import Frame
 from gigl_loader.options import FeatureOptions
 from gigl_loader.sampling.plan import BatchPlan
+from gigl_loader.topology import Topology
 from tests.support.made import record_sources
 from tests.support.pyg_graphs import graph_of, heterogeneous, homogeneous, same_batch
 from tests.support.scripted import Script, ScriptedDataset
@@ -104,6 +105,48 @@ def test_a_loaded_state_outlasts_its_own_epoch_being_set(caplog: pytest.LogCaptu
     loader.set_epoch(2)
     assert "set_epoch(2) sets the state of epoch 1 aside that was loaded" in caplog.text
     assert _same(list(loader), EPOCHS[2])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("version", [1, 2], ids=["state of 0.1", "state of now"])
+def test_a_state_taken_after_the_last_batch_begins_the_next_epoch(num_workers: int, version: int) -> None:
+    with _loader(num_workers=num_workers) as first, _loader(num_workers=num_workers) as loader:
+        states = [first.state_dict() for _ in first]
+        loader.load_state_dict({**states[-1], "format": version})
+        assert loader.epoch == 1
+        assert loader.state_dict()["epoch"] == 1
+        assert _same(list(loader), EPOCHS[1])
+        assert loader.epoch == 2
+
+
+def test_what_is_left_of_an_epoch_without_batches_left_is_empty_where_it_is_set() -> None:
+    """As ``for epoch in range(begun, ...): loader.set_epoch(epoch)`` after a state of the last batch."""
+    first, loader = _loader(), _loader()
+    loader.load_state_dict([first.state_dict() for _ in first][-1])
+    for epoch in range(3):
+        loader.set_epoch(epoch)
+        assert _same(list(loader), [] if epoch == 0 else EPOCHS[epoch])
+
+
+@pytest.mark.parametrize("given", [0, NUM_BATCHES])
+def test_an_epoch_that_is_set_is_logged_only_where_batches_are_lost(
+    given: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, loader = _loader(), _loader()
+    list(islice(first, given))
+    loader.load_state_dict(first.state_dict())
+    loader.set_epoch(1 + loader.epoch)
+    assert "aside" not in caplog.text
+
+
+def test_a_state_of_which_other_ranks_leave_nothing_begins_the_next_epoch() -> None:
+    """With ``drop_last``, three ranks have no step left after 8 of 10 batches."""
+    state = {**_loader(drop_last=True).state_dict(), "batches": 8}
+    with _loader(drop_last=True) as loader:
+        loader.reshard(Topology(rank=1, world_size=3))
+        loader.load_state_dict(state)
+        assert loader.epoch == 1
+        assert len(list(loader)) == len(loader)
 
 
 @pytest.mark.parametrize(

@@ -237,7 +237,7 @@ def test_a_state_in_mid_epoch_gives_the_batches_not_yet_seen(stop_after: int, ev
         assert all(map(same_batch, batches, whole[rank]))
 
 
-def test_the_state_of_a_longer_rank_is_the_end_of_a_shorter_one() -> None:
+def test_the_state_after_the_last_batch_of_a_longer_rank_begins_the_next_epoch_on_all() -> None:
     options = {"even_batches": False, "batch_size": 1, "input_nodes": torch.arange(5)}
 
     def state(_: RankGroup) -> dict[str, Any]:
@@ -248,12 +248,12 @@ def test_the_state_of_a_longer_rank_is_the_end_of_a_shorter_one() -> None:
     (longest, _) = _values(run_ranks(2, state))
     assert longest["batches"] == 5
 
-    def resume(_: RankGroup) -> int:
+    def resume(_: RankGroup) -> tuple[int, int]:
         loader = _loader(**options)
         loader.load_state_dict(longest)
-        return len(list(loader))
+        return loader.epoch, len(list(loader))
 
-    assert _values(run_ranks(2, resume)) == [0, 0]
+    assert _values(run_ranks(2, resume)) == [(1, 3), (1, 2)]
 
 
 @pytest.mark.parametrize(
