@@ -147,6 +147,12 @@ class GiglDataModule(LightningDataModule):
     def on_exception(self, exception: BaseException) -> None:
         self.teardown()
 
+    def follow_epoch(self, stage: str) -> None:
+        """Let the loader of a stage begin the epoch of the trainer, where it has begun none. Not needed."""
+        loader = self._loaders.get(stage)
+        if loader is not None and self.trainer is not None and loader.epoch < self.trainer.current_epoch:
+            loader.set_epoch(self.trainer.current_epoch)
+
     # Inside
 
     @property
