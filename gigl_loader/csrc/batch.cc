@@ -59,7 +59,7 @@ Batch::Batch(const std::vector<NodeTypePlan>& node_types, const std::vector<Edge
     BatchNodes& nodes = nodes_.emplace_back();
     nodes.plan = plan;
     if (plan.count > kPositionMask) throw std::length_error("a type of more than 2^40 nodes");
-    if (disjoint || plan.count > INT32_MAX) nodes.table.emplace<NodeTable<uint64_t>>();
+    nodes.table = NodeTable(disjoint || plan.count > INT32_MAX);
   }
   for (const EdgeEnds& ends : edge_types) {
     BatchEdges& edges = edges_.emplace_back();
@@ -75,7 +75,7 @@ void Batch::Begin(std::span<const SeedGroup> groups, int64_t max_edges, std::spa
   collect_ = induced_ ? Collect{false, false} : wanted_;
   for (BatchEdges& edges : edges_) edges.Clear();
   for (BatchNodes& nodes : nodes_) {
-    std::visit([](auto& table) { table.Clear(); }, nodes.table);
+    nodes.table.Clear();
     nodes.frontier_begin = nodes.frontier_end = 0;
     nodes.per_hop.clear();
     nodes.bounds.Clear();
@@ -96,7 +96,7 @@ void Batch::Begin(std::span<const SeedGroup> groups, int64_t max_edges, std::spa
   seed_locals_.resize(num_seeds);
   int32_t* locals = seed_locals_.data();
   for (const SeedGroup& group : groups) {
-    std::visit([&](auto& table) { table.InsertAll(group.seeds, locals); }, nodes_[group.type].table);
+    nodes_[group.type].table.InsertAll(group.seeds, locals);
     if (monotone_) {
       nodes_[group.type].Bound({locals, group.seeds.size()},
                                [&](size_t seed) { return tree_times[TreeOf(group.seeds[seed])]; });
@@ -213,7 +213,7 @@ void Batch::EndHop() {
 size_t Batch::nbytes() const {
   size_t total = directions_.nbytes() + merged_.nbytes();
   for (const BatchNodes& nodes : nodes_) {
-    total += std::visit([](const auto& table) { return table.nbytes(); }, nodes.table) + nodes.bounds.nbytes();
+    total += nodes.table.nbytes() + nodes.bounds.nbytes();
   }
   for (const BatchEdges& edges : edges_) {
     total += edges.rows.nbytes() + edges.colptr.nbytes() + edges.edge_ids.nbytes() + edges.slots.nbytes();

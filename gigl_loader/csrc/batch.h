@@ -6,7 +6,6 @@
 #include <span>
 #include <stdexcept>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "adjacency.h"
@@ -32,7 +31,7 @@ struct EdgeEnds {
 // frontier, which the next one expands.
 struct BatchNodes {
   NodeTypePlan plan;
-  std::variant<NodeTable<uint32_t>, NodeTable<uint64_t>> table;
+  NodeTable table;
   int64_t frontier_begin = 0;
   int64_t frontier_end = 0;
   std::vector<int64_t> per_hop;  // seeds, then the new ones of each hop
@@ -47,9 +46,7 @@ struct BatchNodes {
     }
   }
 
-  std::span<const int64_t> names() const {
-    return std::visit([](const auto& t) { return t.nodes(); }, table);
-  }
+  std::span<const int64_t> names() const { return table.nodes(); }
   std::span<const int64_t> frontier() const {
     return names().subspan(frontier_begin, frontier_end - frontier_begin);
   }

@@ -461,9 +461,9 @@ struct DrawScratch {
   size_t nbytes() const { return picker.nbytes() + weighted.nbytes() + picks.nbytes(); }
 };
 
-// Calls `run` with the policy of a draw.
+// Calls `run` with the policy of a draw, and returns what it returns.
 template <typename Run>
-void WithPolicy(const HopDraw& draw, const AdjacencyView& adjacency, const NeighborNodes& neighbors,
+auto WithPolicy(const HopDraw& draw, const AdjacencyView& adjacency, const NeighborNodes& neighbors,
                 DrawScratch& scratch, Run run) {
   scratch.picks.Reset();
   switch (draw.rule.kind) {
@@ -476,6 +476,7 @@ void WithPolicy(const HopDraw& draw, const AdjacencyView& adjacency, const Neigh
     case DrawKind::kLastWeighted:
       return run(TimedPolicy(draw, TimedWeightedPolicy(draw.rule, scratch.weighted, scratch.picks)));
   }
+  throw std::invalid_argument("there is no such kind of draw");
 }
 
 }  // namespace gigl

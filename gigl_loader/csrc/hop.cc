@@ -9,23 +9,22 @@ namespace {
 
 constexpr int64_t kRoomEdges = 1 << 20;  // set aside before anything is known of the degrees
 
-template <typename Index, typename EdgeId, DrawPolicy Policy>
-void Run(const AdjacencyView& adjacency, BlockDrawer<Index, EdgeId, Policy>& drawer, int64_t num_neighbors, std::span<const int64_t> targets,
+void Run(const AdjacencyView& adjacency, BlockDrawer& drawer, int64_t num_neighbors, std::span<const int64_t> targets,
          std::span<const int64_t> bounds, int64_t room, Collect collect, BatchRoom bound, DrawnHop& out) {
-  using Drawer = BlockDrawer<Index, EdgeId, Policy>;
-  Buffer<Index>& positions = out.positions.emplace<Buffer<Index>>();
-  Buffer<EdgeId>& edge_ids = out.edge_ids.emplace<Buffer<EdgeId>>();
+  CopiedEntries positions(adjacency.wide_indices, out.positions);
+  CopiedEntries edge_ids(adjacency.wide_edge_ids, out.edge_ids);
   positions.Reserve(room);
   if (collect.with_edge_ids) edge_ids.Reserve(room);
   if (collect.with_slots) out.slots.Reserve(room);
   int32_t* count = out.counts.Extend(targets.size());
   bool inside = true;
   ListsAhead lists(adjacency, collect.with_edge_ids);
-  drawer.Fetch(targets.first(std::min<size_t>(Drawer::kBlockTargets, targets.size())));
+  drawer.Fetch(targets.first(std::min<size_t>(BlockDrawer::kBlockTargets, targets.size())));
   while (!targets.empty()) {
     lists.Advance(targets);
     bool countable = true;
-    const int64_t done = drawer.Locate(targets, bounds, [&](int64_t taken) {
+    const int64_t done = drawer.Locate(targets, bounds);
+    drawer.EachTarget([&](int64_t, int64_t taken) {
       countable &= taken <= INT32_MAX;
       *count++ = static_cast<int32_t>(taken);
     });
@@ -35,14 +34,14 @@ void Run(const AdjacencyView& adjacency, BlockDrawer<Index, EdgeId, Policy>& dra
     if (!bounds.empty()) bounds = bounds.subspan(done);
     drawer.Draw();
     std::copy(drawer.times().begin(), drawer.times().end(), out.times.Extend(drawer.times().size()));
-    drawer.Fetch(targets.first(std::min<size_t>(Drawer::kBlockTargets, targets.size())));
+    drawer.Fetch(targets.first(std::min<size_t>(BlockDrawer::kBlockTargets, targets.size())));
     const int64_t num_edges = drawer.num_edges();
-    Index* const found = positions.Extend(num_edges);
-    EdgeId* const ids = collect.with_edge_ids ? edge_ids.Extend(num_edges) : nullptr;
+    positions.Extend(num_edges);
+    if (collect.with_edge_ids) edge_ids.Extend(num_edges);
     int64_t* const slots = collect.with_slots ? out.slots.Extend(num_edges) : nullptr;
     drawer.Read([&](int64_t e, int64_t neighbor, const AdjacencyPart& part, int64_t slot) {
-      found[e] = static_cast<Index>(neighbor);
-      if (ids != nullptr) ids[e] = Drawer::EdgeIdAt(part, slot);
+      positions.Set(e, neighbor);
+      if (collect.with_edge_ids) edge_ids.Set(e, EntryAt(part.edge_ids, adjacency.wide_edge_ids, slot));
       if (slots != nullptr) slots[e] = part.first_slot + slot;
       inside &= neighbor >= 0 && neighbor < num_neighbors;
     });
@@ -67,15 +66,8 @@ DrawnHop DrawHop(const AdjacencyView& adjacency, const int64_t* target_ids, cons
   const int64_t num_targets = static_cast<int64_t>(targets.size());
   const int64_t per_target = std::clamp<int64_t>(draw.rule.fanout < 0 ? 16 : draw.rule.fanout, 0, kRoomEdges);
   const int64_t room = std::min({num_targets * per_target, std::max(kRoomEdges, num_targets), max_edges});
-  WithWidth(adjacency.wide_indices, [&](auto index) {
-    WithWidth(adjacency.wide_edge_ids, [&](auto edge_id) {
-      WithPolicy(draw, adjacency, neighbors, scratch, [&](auto policy) {
-        BlockDrawer<decltype(index), decltype(edge_id), decltype(policy)> drawer(adjacency, target_ids, draw,
-                                                                                 collect.with_edge_ids, policy);
-        Run(adjacency, drawer, neighbors.count, targets, bounds, room, collect, BatchRoom(max_edges), out);
-      });
-    });
-  });
+  const auto drawer = MakeBlockDrawer(adjacency, target_ids, neighbors, draw, collect.with_edge_ids, scratch);
+  Run(adjacency, *drawer, neighbors.count, targets, bounds, room, collect, BatchRoom(max_edges), out);
   return out;
 }
 

@@ -14,6 +14,39 @@ namespace gigl {
 
 using NarrowOrWide = std::variant<Buffer<int32_t>, Buffer<int64_t>>;
 
+// Entries that are copied from arrays of 4 or 8 bytes an entry, with their width.
+class CopiedEntries {
+ public:
+  CopiedEntries(bool wide, NarrowOrWide& out)
+      : wide_(wide ? &out.emplace<Buffer<int64_t>>() : nullptr), narrow_(wide ? nullptr : &out.emplace<Buffer<int32_t>>()) {}
+
+  void Reserve(int64_t room) { wide_ != nullptr ? wide_->Reserve(room) : narrow_->Reserve(room); }
+
+  // Makes room for `count` more entries.
+  void Extend(int64_t count) {
+    if (wide_ != nullptr) {
+      next_wide_ = wide_->Extend(count);
+    } else {
+      next_narrow_ = narrow_->Extend(count);
+    }
+  }
+
+  // Sets entry i of the latest room.
+  void Set(int64_t i, int64_t value) {
+    if (next_wide_ != nullptr) {
+      next_wide_[i] = value;
+    } else {
+      next_narrow_[i] = static_cast<int32_t>(value);
+    }
+  }
+
+ private:
+  Buffer<int64_t>* wide_;
+  Buffer<int32_t>* narrow_;
+  int64_t* next_wide_ = nullptr;
+  int32_t* next_narrow_ = nullptr;
+};
+
 // The neighbours of target i are the next counts[i] entries of `positions`, `edge_ids` and `slots`.
 struct DrawnHop {
   Buffer<int32_t> counts;

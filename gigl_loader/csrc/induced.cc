@@ -10,22 +10,24 @@
 namespace gigl {
 namespace {
 
-template <typename Index, typename EdgeId>
+template <typename Index>
 class HopSink {
  public:
-  HopSink(DrawnHop& out, Collect collect, int64_t max_edges)
-      : counts_(out.counts), positions_(out.positions.emplace<Buffer<Index>>()),
-        edge_ids_(out.edge_ids.emplace<Buffer<EdgeId>>()), slots_(out.slots), collect_(collect), bound_(max_edges) {}
+  HopSink(const AdjacencyView& adjacency, DrawnHop& out, Collect collect, int64_t max_edges)
+      : adjacency_(adjacency), counts_(out.counts), positions_(out.positions.emplace<Buffer<Index>>()),
+        edge_ids_(adjacency.wide_edge_ids, out.edge_ids), slots_(out.slots), collect_(collect), bound_(max_edges) {}
 
   void Take(const AdjacencyPart& part, std::span<const int64_t> slots, std::span<const int32_t>) {
     bound_.Take(static_cast<int64_t>(slots.size()), 0);
     count_ += static_cast<int64_t>(slots.size());
     Index* const positions = positions_.Extend(slots.size());
-    EdgeId* const ids = collect_.with_edge_ids ? edge_ids_.Extend(slots.size()) : nullptr;
+    if (collect_.with_edge_ids) edge_ids_.Extend(static_cast<int64_t>(slots.size()));
     int64_t* const places = collect_.with_slots ? slots_.Extend(slots.size()) : nullptr;
     for (size_t i = 0; i < slots.size(); ++i) {
       positions[i] = static_cast<const Index*>(part.indices)[slots[i]];
-      if (ids != nullptr) ids[i] = static_cast<const EdgeId*>(part.edge_ids)[slots[i]];
+      if (collect_.with_edge_ids) {
+        edge_ids_.Set(static_cast<int64_t>(i), EntryAt(part.edge_ids, adjacency_.wide_edge_ids, slots[i]));
+      }
       if (places != nullptr) places[i] = part.first_slot + slots[i];
     }
   }
@@ -37,22 +39,23 @@ class HopSink {
   }
 
  private:
+  const AdjacencyView& adjacency_;
   Buffer<int32_t>& counts_;
   Buffer<Index>& positions_;
-  Buffer<EdgeId>& edge_ids_;
+  CopiedEntries edge_ids_;
   Buffer<int64_t>& slots_;
   const Collect collect_;
   BatchRoom bound_;
   int64_t count_ = 0;
 };
 
-template <typename Key, typename Index, typename EdgeId>
+template <typename Index>
 void Scan(const AdjacencyView& adjacency, const NeighborNodes& neighbors, std::span<const int64_t> targets,
-          std::span<const int64_t> nodes, bool weighted, HopSink<Index, EdgeId>& sink) {
-  NodeTable<Key> set;
+          std::span<const int64_t> nodes, bool weighted, HopSink<Index>& sink) {
+  NodeTable set(neighbors.count > INT32_MAX);
   std::vector<int32_t> locals(nodes.size());
   set.InsertAll(nodes, locals.data());
-  InducedScan<Index, NodeTable<Key>, HopSink<Index, EdgeId>>(adjacency, neighbors, set, weighted, sink).Run(targets);
+  InducedScan<Index, HopSink<Index>>(adjacency, neighbors, set, weighted, sink).Run(targets);
 }
 
 }  // namespace
@@ -68,14 +71,8 @@ DrawnHop InducedEdges(const AdjacencyView& adjacency, const NeighborNodes& neigh
   }
   DrawnHop out;
   WithWidth(adjacency.wide_indices, [&](auto index) {
-    WithWidth(adjacency.wide_edge_ids, [&](auto edge_id) {
-      HopSink<decltype(index), decltype(edge_id)> sink(out, collect, max_edges);
-      if (neighbors.count > INT32_MAX) {
-        Scan<uint64_t>(adjacency, neighbors, targets, nodes, weighted, sink);
-      } else {
-        Scan<uint32_t>(adjacency, neighbors, targets, nodes, weighted, sink);
-      }
-    });
+    HopSink<decltype(index)> sink(adjacency, out, collect, max_edges);
+    Scan(adjacency, neighbors, targets, nodes, weighted, sink);
   });
   return out;
 }

@@ -47,13 +47,13 @@ class NodeFilter {
 // Finds the entries of lists whose neighbour is in a set, in the order of the lists. A list costs its length, or
 // some searches for each node of the set where that is less.
 //
-// `Table` is a NodeTable of the set. `Sink` is told what is found: Take(part, slots, locals), with the places
+// `Sink` is told what is found: Take(part, slots, locals), with the places
 // in the part's lists and the local indices of their neighbours, some at a time; EndTarget() after each list.
-template <typename Index, typename Table, typename Sink>
+template <typename Index, typename Sink>
 class InducedScan {
  public:
   // `weighted`: entries of weight 0 are left out; the adjacency then has weights.
-  InducedScan(const AdjacencyView& adjacency, const NeighborNodes& neighbors, const Table& set, bool weighted, Sink& sink)
+  InducedScan(const AdjacencyView& adjacency, const NeighborNodes& neighbors, const NodeTable& set, bool weighted, Sink& sink)
       : adjacency_(adjacency), neighbors_(neighbors), set_(set), filter_(set.nodes()), weighted_(weighted), sink_(sink) {}
 
   // Throws std::runtime_error for damaged lists, and what the sink throws.
@@ -184,7 +184,7 @@ class InducedScan {
 
   const AdjacencyView& adjacency_;
   const NeighborNodes neighbors_;
-  const Table& set_;
+  const NodeTable& set_;
   const NodeFilter filter_;
   const bool weighted_;
   Sink& sink_;

@@ -1,7 +1,6 @@
 #include "neighbor_sampler.h"
 
 #include <algorithm>
-#include <type_traits>
 #include <utility>
 
 #include "block_drawer.h"
@@ -11,15 +10,13 @@ namespace gigl {
 namespace {
 
 // Expands the frontier of one edge type at one hop.
-template <typename Index, typename EdgeId, DrawPolicy Policy, typename Table>
 class Expansion {
  public:
-  Expansion(const EdgeTypePlan& plan, const BatchNodes& targets, BatchNodes& neighbors, Table& table,
-            BatchEdges& edges, Batch& batch, const HopDraw& draw, Policy policy)
-      : targets_(targets), neighbors_(neighbors), table_(table), edges_(edges), room_(batch.room()), collect_(batch.collect()),
-        disjoint_(draw.disjoint), monotone_(batch.monotone()),
-        drawer_(*plan.adjacency, targets.plan.ids, draw, collect_.with_edge_ids, policy),
-        lists_(*plan.adjacency, collect_.with_edge_ids) {}
+  Expansion(const EdgeTypePlan& plan, const BatchNodes& targets, BatchNodes& neighbors, BatchEdges& edges,
+            Batch& batch, const HopDraw& draw, BlockDrawer& drawer)
+      : adjacency_(*plan.adjacency), targets_(targets), neighbors_(neighbors), edges_(edges), room_(batch.room()),
+        collect_(batch.collect()), disjoint_(draw.disjoint), monotone_(batch.monotone()), drawer_(drawer),
+        lists_(adjacency_, collect_.with_edge_ids) {}
 
   void Run() {
     const int64_t before = static_cast<int64_t>(edges_.rows.size());
@@ -29,24 +26,23 @@ class Expansion {
   }
 
  private:
-  using Drawer = BlockDrawer<Index, EdgeId, Policy>;
-
   // Works on some targets from local index `at` on and returns their number.
   int64_t Block(int64_t at) {
     lists_.Advance(targets_.names().subspan(at, targets_.frontier_end - at));
-    const int64_t most = std::min(Drawer::kBlockTargets, targets_.frontier_end - at);
+    const int64_t most = std::min(BlockDrawer::kBlockTargets, targets_.frontier_end - at);
     const std::span<const int64_t> nodes = targets_.names().subspan(at, most);  // until Relabel: the table may grow
     drawer_.Fetch(nodes);
     int64_t end = edges_.colptr[edges_.colptr.size() - 1];
     const auto bounds = monotone_ ? targets_.bounds.view().subspan(at, most) : std::span<const int64_t>();
-    const int64_t count = drawer_.Locate(nodes, bounds, [&](int64_t taken) { edges_.colptr.Push(end += taken); });
+    const int64_t count = drawer_.Locate(nodes, bounds);
+    drawer_.EachTarget([&](int64_t, int64_t taken) { edges_.colptr.Push(end += taken); });
     room_.Take(drawer_.num_edges(), count);
     PrefetchOutputs(drawer_.num_edges());
     drawer_.Draw();
     Read(drawer_.num_edges());
     const auto num_edges = static_cast<size_t>(drawer_.num_edges());
     int32_t* const rows = edges_.rows.Extend(num_edges);
-    table_.InsertAll({found_.data(), num_edges}, rows);
+    neighbors_.table.InsertAll({found_.data(), num_edges}, rows);
     if (monotone_) Bound(at, {rows, num_edges});
     return count;
   }
@@ -56,7 +52,7 @@ class Expansion {
     const std::span<const int64_t> times = drawer_.times();
     if (!times.empty()) return neighbors_.Bound(rows, [&](size_t e) { return times[e]; });
     size_t e = 0;
-    drawer_.EachTree([&](int64_t, int64_t taken) {
+    drawer_.EachTarget([&](int64_t, int64_t taken) {
       const int64_t bound = targets_.bounds[at++];
       neighbors_.Bound(rows.subspan(e, taken), [bound](size_t) { return bound; });
       e += taken;
@@ -65,7 +61,7 @@ class Expansion {
 
   void PrefetchOutputs(int64_t num_edges) {
     edges_.rows.PrefetchEnd(2 * num_edges);
-    edges_.colptr.PrefetchEnd(2 * Drawer::kBlockTargets);
+    edges_.colptr.PrefetchEnd(2 * BlockDrawer::kBlockTargets);
     if (collect_.with_edge_ids) edges_.edge_ids.PrefetchEnd(2 * num_edges);
     if (collect_.with_slots) edges_.slots.PrefetchEnd(2 * num_edges);
   }
@@ -77,56 +73,57 @@ class Expansion {
     int64_t* const ids = collect_.with_edge_ids ? edges_.edge_ids.Extend(num_edges) : nullptr;
     int64_t* const slots = collect_.with_slots ? edges_.slots.Extend(num_edges) : nullptr;
     const int64_t num_neighbors = neighbors_.plan.count;
+    const TableLines lines = neighbors_.table.lines();
+    const bool wide_edge_ids = adjacency_.wide_edge_ids;
     bool inside = true;
     drawer_.Read([&](int64_t e, int64_t neighbor, const AdjacencyPart& part, int64_t slot) {
-      if (ids != nullptr) ids[e] = Drawer::EdgeIdAt(part, slot);
+      if (ids != nullptr) ids[e] = EntryAt(part.edge_ids, wide_edge_ids, slot);
       if (slots != nullptr) slots[e] = part.first_slot + slot;
       inside &= neighbor >= 0 && neighbor < num_neighbors;
       found[e] = neighbor;
-      if (!disjoint_) table_.Prefetch(neighbor);
+      if (!disjoint_) lines.Prefetch(neighbor);
     });
     if (!inside) ThrowDamaged("a neighbour lies outside its node type");
-    if (disjoint_) MoveToTrees();
+    if (disjoint_) MoveToTrees(lines);
   }
 
   // A neighbour is in the tree of its target.
-  void MoveToTrees() {
+  void MoveToTrees(const TableLines& lines) {
     int64_t* next = found_.data();
-    drawer_.EachTree([&](int64_t tree, int64_t taken) {
+    drawer_.EachTarget([&](int64_t tree, int64_t taken) {
       ForEachUnlessStopped(taken, [&](int64_t i) {
         next[i] |= tree << kTreeShift;
-        table_.Prefetch(next[i]);
+        lines.Prefetch(next[i]);
       });
       next += taken;
     });
   }
 
+  const AdjacencyView& adjacency_;
   const BatchNodes& targets_;
   BatchNodes& neighbors_;
-  Table& table_;
   BatchEdges& edges_;
   BatchRoom& room_;
   const Collect& collect_;
   const bool disjoint_;
   const bool monotone_;
-  Drawer drawer_;
+  BlockDrawer& drawer_;
   ListsAhead lists_;
   std::vector<int64_t> found_;
 };
 
 // Adds induced edges to a batch.
-template <typename EdgeId>
 class InducedSink {
  public:
-  InducedSink(BatchEdges& edges, BatchRoom& room, const Collect& collect)
-      : edges_(edges), room_(room), collect_(collect) {}
+  InducedSink(const AdjacencyView& adjacency, BatchEdges& edges, BatchRoom& room, const Collect& collect)
+      : adjacency_(adjacency), edges_(edges), room_(room), collect_(collect) {}
 
   void Take(const AdjacencyPart& part, std::span<const int64_t> slots, std::span<const int32_t> locals) {
     room_.Take(static_cast<int64_t>(slots.size()), 0);
     std::copy(locals.begin(), locals.end(), edges_.rows.Extend(locals.size()));
     if (collect_.with_edge_ids) {
       std::transform(slots.begin(), slots.end(), edges_.edge_ids.Extend(slots.size()),
-                     [&](int64_t slot) { return static_cast<const EdgeId*>(part.edge_ids)[slot]; });
+                     [&](int64_t slot) { return EntryAt(part.edge_ids, adjacency_.wide_edge_ids, slot); });
     }
     if (collect_.with_slots) {
       std::transform(slots.begin(), slots.end(), edges_.slots.Extend(slots.size()),
@@ -137,6 +134,7 @@ class InducedSink {
   void EndTarget() { edges_.colptr.Push(static_cast<int64_t>(edges_.rows.size())); }
 
  private:
+  const AdjacencyView& adjacency_;
   BatchEdges& edges_;
   BatchRoom& room_;
   const Collect& collect_;
@@ -183,18 +181,10 @@ void NeighborSampler::Induce(int edge_type) {
   if (skipped) return edges.AddNone(static_cast<int64_t>(targets.size()));
   const bool weighted = !plan.rules.empty() && plan.rules.front().weighted();
   WithWidth(plan.adjacency->wide_indices, [&](auto index) {
-    WithWidth(plan.adjacency->wide_edge_ids, [&](auto edge_id) {
-      std::visit(
-          [&](const auto& table) {
-            using Table = std::remove_cvref_t<decltype(table)>;
-            using Sink = InducedSink<decltype(edge_id)>;
-            Sink sink(edges, batch_.room(), batch_.collect());
-            InducedScan<decltype(index), Table, Sink>(*plan.adjacency, {neighbors.plan.count, neighbors.plan.ids}, table,
-                                                      weighted, sink)
-                .Run(targets);
-          },
-          neighbors.table);
-    });
+    InducedSink sink(*plan.adjacency, edges, batch_.room(), batch_.collect());
+    InducedScan<decltype(index), InducedSink>(*plan.adjacency, {neighbors.plan.count, neighbors.plan.ids}, neighbors.table,
+                                              weighted, sink)
+        .Run(targets);
   });
   edges.per_hop.push_back(static_cast<int64_t>(edges.rows.size()));
 }
@@ -210,20 +200,9 @@ void NeighborSampler::Expand(int edge_type, int hop, uint64_t key, TreeSpans tre
     batch_.room().Take(0, num_targets);
     return edges.AddNone(num_targets);
   }
-  WithWidth(plan.adjacency->wide_indices, [&](auto index) {
-    WithWidth(plan.adjacency->wide_edge_ids, [&](auto edge_id) {
-      WithPolicy(draw, *plan.adjacency, {neighbors.plan.count, neighbors.plan.ids}, scratch_, [&](auto policy) {
-        std::visit(
-            [&](auto& table) {
-              using Table = std::remove_reference_t<decltype(table)>;
-              Expansion<decltype(index), decltype(edge_id), decltype(policy), Table>(
-                  plan, targets, neighbors, table, edges, batch_, draw, policy)
-                  .Run();
-            },
-            neighbors.table);
-      });
-    });
-  });
+  const auto drawer = MakeBlockDrawer(*plan.adjacency, targets.plan.ids, {neighbors.plan.count, neighbors.plan.ids}, draw,
+                                      batch_.collect().with_edge_ids, scratch_);
+  Expansion(plan, targets, neighbors, edges, batch_, draw, *drawer).Run();
 }
 
 }  // namespace gigl

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 #include <stdexcept>
+#include <variant>
 #include <vector>
 
 #include "buffer.h"
@@ -14,18 +15,29 @@
 
 namespace gigl {
 
-// Numbers positions in the order in which they are first seen: an open-addressing table with linear
-// probing, reused from batch to batch.
-//
-// An entry is one 64-bit word, position and local index side by side, for types of under 2^31
-// nodes (eight entries a cache line, so a lookup costs one miss); wider types take two words.
-template <typename Key>
-class NodeTable {
- public:
-  NodeTable() : entries_(kMinCapacity, kEmpty) {}
+// Where a lookup in a table begins, whatever the width of its keys: to fetch entries ahead of InsertAll.
+struct TableLines {
+  const void* entries;
+  int shift;       // of a hash, to its bucket
+  int entry_bits;  // an entry has 1 << entry_bits bytes
 
-  // Where a lookup of `position` will begin; fetch it ahead of InsertAll.
-  void Prefetch(int64_t position) const { __builtin_prefetch(&entries_[Bucket(static_cast<Key>(position))], 1, 3); }
+  static uint64_t Hash(uint64_t key) { return key * 0x9E3779B97F4A7C15u; }
+
+  void Prefetch(int64_t position) const {
+    const uint64_t bucket = Hash(static_cast<uint64_t>(position)) >> shift;
+    __builtin_prefetch(static_cast<const char*>(entries) + (bucket << entry_bits), 1, 3);
+  }
+};
+
+// A NodeTable whose keys have one width: an open-addressing table with linear probing. An entry is one 64-bit word, key
+// and local index side by side, for narrow keys (eight entries a cache line, so a lookup costs one miss), else two.
+template <typename Key>
+class KeyedTable {
+ public:
+  KeyedTable() : entries_(kMinCapacity, kEmpty) {}
+
+  // Valid until the next insertion.
+  TableLines lines() const { return {entries_.data(), shift_, std::countr_zero(sizeof(Entry))}; }
 
   // Writes the local index of each position; new ones get the next indices. Throws Stopped; then clear the table.
   void InsertAll(std::span<const int64_t> positions, int32_t* locals) {
@@ -93,7 +105,7 @@ class NodeTable {
   }
 
   size_t Bucket(Key key) const {
-    return static_cast<size_t>((static_cast<uint64_t>(key) * 0x9E3779B97F4A7C15u) >> shift_);
+    return static_cast<size_t>(TableLines::Hash(key) >> shift_);
   }
 
   size_t Find(Key key) const {
@@ -121,6 +133,43 @@ class NodeTable {
   size_t mask_ = kMinCapacity - 1;
   int shift_ = 64 - std::countr_zero(kMinCapacity);
   Buffer<int64_t> nodes_;
+};
+
+// Numbers positions in the order in which they are first seen. Reused from batch to batch.
+class NodeTable {
+ public:
+  // `wide`: positions may be 2^31 and more.
+  explicit NodeTable(bool wide = false) {
+    if (wide) table_.emplace<KeyedTable<uint64_t>>();
+  }
+
+  // Writes the local index of each position; new ones get the next indices. Throws Stopped; then clear the table.
+  void InsertAll(std::span<const int64_t> positions, int32_t* locals) {
+    std::visit([&](auto& table) { table.InsertAll(positions, locals); }, table_);
+  }
+
+  // The local index of a position, -1 where it has none.
+  int32_t LocalOf(int64_t position) const {
+    return std::visit([=](const auto& table) { return table.LocalOf(position); }, table_);
+  }
+
+  void Clear() {
+    std::visit([](auto& table) { table.Clear(); }, table_);
+  }
+
+  // Valid until the next insertion.
+  TableLines lines() const {
+    return std::visit([](const auto& table) { return table.lines(); }, table_);
+  }
+  std::span<const int64_t> nodes() const {
+    return std::visit([](const auto& table) { return table.nodes(); }, table_);
+  }
+  size_t nbytes() const {
+    return std::visit([](const auto& table) { return table.nbytes(); }, table_);
+  }
+
+ private:
+  std::variant<KeyedTable<uint32_t>, KeyedTable<uint64_t>> table_;
 };
 
 }  // namespace gigl

@@ -30,15 +30,16 @@ void ForEachBlock(std::span<const int64_t> values, With with) {
 }
 
 // Adds a block to a table.
-void Insert(NodeTable<uint64_t>& table, std::span<const int64_t> entries, int32_t* locals) {
-  for (const int64_t entry : entries) table.Prefetch(entry);
+void Insert(NodeTable& table, std::span<const int64_t> entries, int32_t* locals) {
+  const TableLines lines = table.lines();
+  for (const int64_t entry : entries) lines.Prefetch(entry);
   table.InsertAll(entries, locals);
 }
 
 }  // namespace
 
 std::vector<int64_t> Relabel(std::span<const int64_t> first, std::span<const int64_t> values, std::span<int32_t> places) {
-  NodeTable<uint64_t> table;
+  NodeTable table(true);
   int32_t locals[kBlock];
   ForEachBlock(first, [&](auto entries, auto) { Insert(table, entries, locals); });
   std::fill(places.begin(), places.end(), -1);
@@ -58,7 +59,7 @@ std::vector<Visited> MostVisited(std::span<const int32_t> owners, int32_t num_ow
   std::vector<size_t> walks(owners.size());
   ForEachUnlessStopped(static_cast<int64_t>(owners.size()), [&](int64_t walk) { walks[ends[owners[walk]]++] = walk; });
 
-  NodeTable<uint64_t> table;
+  NodeTable table(true);
   std::vector<int64_t> counts;
   std::vector<int32_t> order;
   std::vector<Visited> found;

@@ -195,16 +195,14 @@ void PprBatch::EndSeeds() {
       PprNeighbors& neighbors = of_seeds[type];
       const std::span<const int64_t> all = neighbors.positions.view();
       int32_t* const locals = neighbors.locals.Extend(all.size());
-      std::visit(
-          [&](auto& table) {
-            for (size_t begin = 0; begin < all.size(); begin += kBlock) {
-              const std::span<const int64_t> block = all.subspan(begin, std::min(kBlock, all.size() - begin));
-              CheckStop(kBlock);
-              for (const int64_t position : block) table.Prefetch(position);
-              table.InsertAll(block, locals + begin);
-            }
-          },
-          batch_.nodes(type).table);
+      NodeTable& table = batch_.nodes(type).table;
+      for (size_t begin = 0; begin < all.size(); begin += kBlock) {
+        const std::span<const int64_t> block = all.subspan(begin, std::min(kBlock, all.size() - begin));
+        CheckStop(kBlock);
+        const TableLines lines = table.lines();
+        for (const int64_t position : block) lines.Prefetch(position);
+        table.InsertAll(block, locals + begin);
+      }
     }
   }
   batch_.EndHop();
@@ -265,8 +263,7 @@ class PprSampler::Lists {
     for (const PprEdges& edges : sampler_.by_state_[state]) {
       const ListView list = List(edges, position);
       const std::span<const NodePair> excluded = sampler_.ExcludedOf(edges.edge_type, position);
-      Adjacency(edges).wide_indices ? VisitList<int64_t>(edges, list, position, id, excluded, give)
-                                    : VisitList<int32_t>(edges, list, position, id, excluded, give);
+      VisitList(edges, list, position, id, excluded, give);
     }
   }
 
@@ -282,14 +279,14 @@ class PprSampler::Lists {
     return {part, number, first, last - first};
   }
 
-  template <typename Index, typename Give>
+  template <typename Give>
   void VisitList(const PprEdges& edges, const ListView& list, int64_t position, int64_t id,
                  std::span<const NodePair> excluded, Give give) const {
-    const Index* const indices = static_cast<const Index*>(list.part->indices) + list.first;
+    const bool wide = Adjacency(edges).wide_indices;
     const int64_t base = sampler_.nodes_.first(edges.next_state);
     const int64_t count = sampler_.nodes_.count(edges.next_state);
     const auto visit = [&](int64_t place) {
-      const int64_t neighbor = indices[place];
+      const int64_t neighbor = EntryAt(list.part->indices, wide, list.first + place);
       if (neighbor < 0 || neighbor >= count) [[unlikely]] ThrowDamaged("a neighbour lies outside its node type");
       if (!excluded.empty() && IsExcluded(excluded, position, neighbor)) return;
       give(base + neighbor);
@@ -328,7 +325,7 @@ class PprBuilder::Lists {
  public:
   explicit Lists(PprBuilder& builder) : builder_(builder) {}
 
-  void FetchDegree(int state, int64_t position) const { builder_.known_nodes_.Prefetch(KeyOf(state, position)); }
+  void FetchDegree(int state, int64_t position) const { builder_.known_nodes_.lines().Prefetch(KeyOf(state, position)); }
 
   PprDegree Degree(int state, int64_t position) const {
     const Known& known = Of(state, position);

@@ -170,7 +170,7 @@ class PprBuilder : public PprBatch {
   std::vector<std::vector<PprEdges>> by_state_;
   std::deque<ForwardPush> pushes_;     // by seed, then by channel
   std::vector<int32_t> waiting_;       // places of pushes that go on
-  NodeTable<uint64_t> known_nodes_;    // keys
+  NodeTable known_nodes_{true};    // keys
   Buffer<Known> known_;
   Buffer<int64_t> neighbors_;          // keys; -1 where nothing is passed
   Buffer<double> weights_;             // of the neighbours, where answers have them

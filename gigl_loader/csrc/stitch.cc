@@ -68,13 +68,12 @@ struct Frontier {
   }
 };
 
-template <typename Table>
 class Stitching {
  public:
   // `closed`: neighbours are nodes that the batch has.
-  Stitching(Table& table, BatchNodes& neighbors, BatchEdges& edges, const Collect& collect,
+  Stitching(BatchNodes& neighbors, BatchEdges& edges, const Collect& collect,
             std::span<const HopAnswer> answers, const Frontier& frontier, bool closed)
-      : table_(table), neighbors_(neighbors), edges_(edges), collect_(collect), answers_(answers),
+      : neighbors_(neighbors), edges_(edges), collect_(collect), answers_(answers),
         frontier_(frontier), closed_(closed), cursors_(answers.size()), found_(kBlockEdges),
         trees_(frontier.names.empty() ? 0 : kBlockEdges), times_(frontier.bounds.empty() ? 0 : kBlockEdges) {}
 
@@ -136,27 +135,27 @@ class Stitching {
   void Relabel() {
     CheckStop(pending_);
     const std::span<const int64_t> found(found_.data(), static_cast<size_t>(pending_));
+    const TableLines lines = neighbors_.table.lines();
     bool inside = true;
     for (int64_t e = 0; e < pending_; ++e) {
       inside &= found_[e] >= 0 && found_[e] < neighbors_.plan.count;
       if (!trees_.empty()) found_[e] |= trees_[e] << kTreeShift;
-      table_.Prefetch(found_[e]);
+      lines.Prefetch(found_[e]);
     }
     if (!inside) throw std::runtime_error("answer of a partition: a neighbour lies outside its node type");
     int32_t* const rows = edges_.rows.Extend(found.size());
     if (closed_) {
-      std::transform(found.begin(), found.end(), rows, [&](int64_t node) { return table_.LocalOf(node); });
+      std::transform(found.begin(), found.end(), rows, [&](int64_t node) { return neighbors_.table.LocalOf(node); });
       if (std::find(rows, rows + found.size(), -1) != rows + found.size()) {
         throw std::runtime_error("answer of a partition: a neighbour that the batch does not have");
       }
     } else {
-      table_.InsertAll(found, rows);
+      neighbors_.table.InsertAll(found, rows);
       if (!times_.empty()) neighbors_.Bound({rows, found.size()}, [&](size_t e) { return times_[e]; });
     }
     pending_ = 0;
   }
 
-  Table& table_;
   BatchNodes& neighbors_;
   BatchEdges& edges_;
   const Collect& collect_;
@@ -182,11 +181,7 @@ void Stitch(Batch& batch, int edge_type, std::span<const uint16_t> owners, std::
   BatchEdges& edges = batch.edges(edge_type);
   BatchNodes& neighbors = batch.nodes(edges.ends.neighbor_type);
   const Frontier frontier(batch, batch.nodes(edges.ends.target_type), strictly_earlier);
-  std::visit(
-      [&](auto& table) {
-        Stitching(table, neighbors, edges, batch.collect(), answers, frontier, batch.inducing()).Run(owners);
-      },
-      neighbors.table);
+  Stitching(neighbors, edges, batch.collect(), answers, frontier, batch.inducing()).Run(owners);
 }
 
 }  // namespace gigl
