@@ -166,7 +166,9 @@ class DistDataset(GraphQueries):
 
         Node ids are the rows of the object, edge ids the columns of each ``edge_index``. Tensors with
         one row per node or edge become columns (bfloat16 and ``TensorFrame``, too); ``train_mask``,
-        ``val_mask`` and ``test_mask`` become the splits ``train``, ``val`` and ``test``.
+        ``val_mask`` and ``test_mask`` become the splits ``train``, ``val`` and ``test``. An ``adj_t`` alone
+        is converted, its edges by ascending target and source (``tables_from_pyg``); other sparse tensors are
+        left out with a warning.
 
         In a process group, every rank calls this with the same object. The first rank of each host builds the
         graph, the other ranks map its memory; they may pass ``None`` in place of the object. A dataset in

@@ -424,6 +424,13 @@ class FixedArguments:
             "Lightning: in train_dataloader()), and carry its state_dict() over"
         )
 
+    def __getitem__(self, index: Any) -> NoReturn:
+        raise TypeError(
+            f"{self.name} makes batches by itself: iterate it in place of DataLoader(loader) or "
+            "StatefulDataLoader(loader), whose state_dict() and load_state_dict() it has; loader([i, j]) is "
+            "the batch of these places of the input"
+        )
+
     def _is_settled(self, name: str) -> bool:
         """Whether a name is an argument of the loader, or follows from its arguments."""
         if name.startswith("_"):

@@ -28,22 +28,23 @@ from gigl_loader.loaders.arguments import (
 )
 from gigl_loader.loaders.dataset import Dataset, DatasetOfLoader, check_dataset, entry_numbers
 from gigl_loader.loaders.dequantize import dequantizing
-from gigl_loader.loaders.input_times import request_alone, without_past
+from gigl_loader.loaders.input_times import request_alone
 from gigl_loader.loaders.inputs import SeedNodes, read_seed_nodes, read_seed_weights, seed_draw
 from gigl_loader.loaders.ledger import Ledger, run_digests
 from gigl_loader.loaders.placement import Placement, PlacementOptions
+from gigl_loader.loaders.single_batches import SingleBatches
 from gigl_loader.loaders.stream import (
     BatchPipeline,
     EpochIterator,
     FrameStream,
     Progress,
     RowCounter,
-    SingleBatches,
+    SeedWatch,
 )
 from gigl_loader.loaders.transfer import ResidentTransfer, target_device, transfer_to
 from gigl_loader.native import draws
 from gigl_loader.sampling.plan import SamplerArguments, read_columns
-from gigl_loader.sampling.request import SEEDS_WITHOUT_PAST, BatchRequest
+from gigl_loader.sampling.request import BatchRequest
 from gigl_loader.sampling.schedule import Schedule
 from gigl_loader.sampling.source import SourceRequest
 from gigl_loader.topology import Topology
@@ -138,6 +139,7 @@ class BaseDistLoader(FixedArguments, AcceleratePrepared):
             self._random_seed = checked.seed is None
             self._plan(self._placement.run_seed(checked.seed))
             self._rows = RowCounter.of(dataset, self.plan.frame(dataset.schema))
+            self._seed_watch = SeedWatch(self.name, self.plan, self._sampling, dataset.schema)
             # Now, since the dataset may not be reachable later, when the state is needed most.
             self._made_with = states.describe_run(dataset, self.plan, self._seeds, self._schedule)
             self._seeds = self._seeds.without_ids()
@@ -298,11 +300,12 @@ class BaseDistLoader(FixedArguments, AcceleratePrepared):
         """Return counters since construction: batches, seconds by kind, and the counters of the source.
 
         ``seconds_waiting`` for batches, ``seconds_copying`` to the device, ``seconds_collating``, and
-        ``seconds_transforming`` in the user's ``transform``; ``seeds_without_past``: see ``time_attr``.
-        ``rows`` counts rows of features ``wanted``, and by origin: ``cache``, ``memory``, ``disk``, ``wire``.
+        ``seconds_transforming`` in ``transform``. ``seeds_without_neighbours``: of batches without an edge;
+        ``seeds_without_past``: see ``time_attr``. ``rows`` counts rows of features ``wanted``, and by origin:
+        ``cache``, ``memory``, ``disk``, ``wire``.
         """
         rows = {"rows": self._rows.read()}  # Where the source does not count them.
-        return {**rows, **self._frames.stats(), **self._pipeline.stats()}
+        return {**rows, **self._frames.stats(), **self._pipeline.stats(), **self._seed_watch.stats()}
 
     def ledger(self, path: str | os.PathLike[str]) -> Ledger:
         """Write a line, with digests, for every batch of the epochs from now on; return the :class:`Ledger`.
@@ -312,8 +315,8 @@ class BaseDistLoader(FixedArguments, AcceleratePrepared):
         """
         self._check_usable()
         self._pipeline.close_ledger()
-        self._pipeline.ledger = ledger = Ledger(self, path)
-        return ledger
+        self._pipeline.ledger = Ledger(self, path)
+        return self._pipeline.ledger
 
     def shutdown(self) -> None:
         """End the sampling processes. Calling it again does nothing; ``state_dict`` still works."""
@@ -403,8 +406,7 @@ class BaseDistLoader(FixedArguments, AcceleratePrepared):
 
     def _plan(self, run_seed: int) -> None:
         """Say what the batches of this run seed are."""
-        plan = self.sampling_plan(self._seeds.kind, run_seed)
-        self._set(seed=run_seed, plan=plan)
+        self._set(seed=run_seed, plan=self.sampling_plan(self._seeds.kind, run_seed))
         self._schedule = Schedule(
             self._seeds.columns,
             batch_size=self.batch_size,
@@ -472,6 +474,7 @@ class BaseDistLoader(FixedArguments, AcceleratePrepared):
             frame = self._frames.receive(progress, self._placement.options.timeout_s)
             if frame is None:
                 progress.ended = True
+                self._seed_watch.end_epoch()
                 raise StopIteration
             try:
                 batch = self._pipeline.make(frame, self.collate)
@@ -485,9 +488,7 @@ class BaseDistLoader(FixedArguments, AcceleratePrepared):
             raise
         self._rows.add(frame)
         progress.give(frame.batch)
-        if self._pipeline.counted[SEEDS_WITHOUT_PAST] and not self._has_warned:
-            self._has_warned = True
-            logger.warning("%s: %s", self.name, without_past(self._sampling, self.dataset.schema))
+        self._seed_watch.look(frame)
         return batch
 
     def _check_usable(self) -> None:

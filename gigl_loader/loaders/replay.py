@@ -23,7 +23,7 @@ from gigl_loader.loaders.ledger import (
     unpacked,
 )
 from gigl_loader.loaders.ledger_file import BEGIN, read_lines
-from gigl_loader.loaders.stream import SingleBatches
+from gigl_loader.loaders.single_batches import SingleBatches
 from gigl_loader.native import draws
 from gigl_loader.options import StoreOptions, WorkerOptions
 from gigl_loader.sampling.plans import read_plan

@@ -28,7 +28,8 @@ from gigl_loader.loaders.link import DistLinkNeighborLoader
 from gigl_loader.loaders.link_labels import LinkLabels
 from gigl_loader.loaders.neighbor import DistNeighborLoader
 from gigl_loader.loaders.new_nodes import read_new_nodes
-from gigl_loader.loaders.stream import BatchPipeline, SingleBatches
+from gigl_loader.loaders.single_batches import SingleBatches
+from gigl_loader.loaders.stream import BatchPipeline
 from gigl_loader.options import flag, whole_number
 from gigl_loader.resources import naming_process_limit
 

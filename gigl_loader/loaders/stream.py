@@ -10,28 +10,28 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from gigl_loader.errors import SamplingError, StorageUnavailable, WorkerDied
-from gigl_loader.options import FeatureOptions, StoreOptions
+from gigl_loader.loaders.input_times import without_past
 from gigl_loader.resources import naming_process_limit
+from gigl_loader.sampling.khop import KHop
 from gigl_loader.sampling.request import SEEDS_WITHOUT_PAST
-from gigl_loader.sampling.schedule import OneBatch
-from gigl_loader.tracing import BatchSpans
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gigl_loader.channel.frame import Frame
+    from gigl_loader.graph.schema import EdgeType, GraphSchema
     from gigl_loader.loaders.base import BaseDistLoader
     from gigl_loader.loaders.dataset import Dataset
     from gigl_loader.loaders.ledger import Ledger
     from gigl_loader.loaders.state import Place
     from gigl_loader.loaders.transfer import FrameTensors, Transfer
     from gigl_loader.sampling.frame_schema import FrameSchema
-    from gigl_loader.sampling.request import BatchRequest
+    from gigl_loader.sampling.plan import BatchPlan, SamplerArguments
     from gigl_loader.sampling.source import BatchSource, SourceRequest
 
 _LOGGER = logging.getLogger(__name__)
@@ -129,6 +129,69 @@ class RowCounter:
         """Return rows wanted, rows by origin, bytes of rows that were in no cache, and seconds of waiting."""
         rows = {origin: self._rows if origin == self._origin else 0 for origin in _ORIGINS}
         return {"wanted": self._rows, **rows, "bytes": self._bytes, "seconds_waiting": 0.0}
+
+
+_FEW = 4
+"""Seeds. So many without a neighbour, and no other before them, are hardly isolated nodes among others."""
+_MAX_TYPES = 5
+
+
+class SeedWatch:
+    """Counts the seeds of batches that have no edge, and warns once where no batch has one."""
+
+    def __init__(self, name: str, plan: BatchPlan, arguments: SamplerArguments, schema: GraphSchema) -> None:
+        """``name``: of the loader. Looks at batches that are drawn hop by hop."""
+        hops = plan.sampler if isinstance(plan.sampler, KHop) else getattr(plan.sampler, "hops", None)
+        edges = plan.frame(schema).edges if isinstance(hops, KHop) else ()
+        fanouts = hops.num_neighbors if isinstance(hops, KHop) else {}
+        asked = [each for each in edges if any(fanouts[cast("EdgeType", each.kind)])]
+        self._name, self._arguments, self._schema = name, arguments, schema
+        self._types = [each.kind for each in asked]
+        self._excludes = bool(
+            getattr(plan.sampler, "excluded", ()) or getattr(plan.sampler, "exclude", False)
+        )
+        self._is_timed = arguments.time_attr is not None  # The sampler then counts what has no past.
+        self._rows = [] if self._is_timed else [f"{each.prefix}/rows" for each in asked]
+        self._seeds = self._without = 0
+        self._has_warned = False
+
+    def look(self, frame: Frame) -> None:
+        """Look at a batch that was delivered. It costs an addition for each edge type."""
+        if self._rows:
+            specs, num_seeds = frame.layout.specs, len(frame.array("input_id"))
+            self._seeds += num_seeds
+            self._without += 0 if any(specs[name].shape[0] for name in self._rows) else num_seeds
+            if self._without >= _FEW:
+                self._warn()
+        elif self._is_timed and not self._has_warned and frame.counters.get(SEEDS_WITHOUT_PAST):
+            self._has_warned = True
+            _LOGGER.warning("%s: %s", self._name, without_past(self._arguments, self._schema))
+
+    def end_epoch(self) -> None:
+        """Judge also a few seeds, where there are no more."""
+        if self._without:
+            self._warn()
+
+    def stats(self) -> dict[str, Any]:
+        """Return the counter."""
+        return {"seeds_without_neighbours": self._without}
+
+    def _warn(self) -> None:
+        """Warn, once, where no seed that was delivered has a neighbour."""
+        if self._has_warned or self._without < self._seeds:
+            return
+        self._has_warned = True
+        more = ", ..." if len(self._types) > _MAX_TYPES else ""
+        towards = "from" if self._schema.edge_dir == "out" else "to"
+        besides = ", besides excluded targets," if self._excludes else ""
+        _LOGGER.warning(
+            "%s: no edge leads %s a seed, of %d so far%s by the edge types that num_neighbors asks for "
+            "(%s%s): messages flow from source to destination; where edges stand for both directions, add "
+            "reverses to the graph (T.ToUndirected(), gigl-loader partition --undirected or --reverse). "
+            "stats()['seeds_without_neighbours'] counts the seeds of batches without an edge",
+            *(self._name, towards, self._seeds, besides),
+            *(", ".join(map(str, self._types[:_MAX_TYPES])), more),
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -304,7 +367,7 @@ class FrameStream:
         with naming_process_limit(self._option):
             self.source = source = self._open_source()
         ended = threading.Event()
-        self._close = weakref.finalize(self, _close_source, source, os.getpid(), ended)
+        self._close = weakref.finalize(self, close_source, source, os.getpid(), ended)
         self._progress = None
         self._last_used = time.monotonic()
         if self._idle_s is not None:
@@ -332,105 +395,6 @@ class FrameStream:
         return 0
 
 
-class SingleBatches:
-    """Frames of requests that belong to no epoch, one at a time. The first opens the source. Thread-safe."""
-
-    def __init__(self, open_source: Callable[[SourceRequest], BatchSource], like: SourceRequest) -> None:
-        """``like``: the request of a loader for its epochs."""
-        self._schedule = OneBatch(run_seed=like.schedule.run_seed)
-        self.spans = BatchSpans.found(like.name, of_calls=True)
-        request = replace(
-            like,
-            spans=self.spans,
-            schedule=self._schedule,
-            num_workers=0,
-            store=StoreOptions(),
-            features=FeatureOptions(),
-            group=None,
-            alone=True,
-            start_gap_s=None,
-        )
-        self._open_source = partial(open_source, request)
-        self._option = "concurrency" if like.interactive else f"num_workers={like.num_workers}"
-        self._timeout_s = like.timeout_s
-        self._forget()
-
-    def _forget(self) -> None:
-        """Begin without a source: a forked child shares memory, and perhaps a held lock, with its parent."""
-        self._pid = os.getpid()
-        self._in_use = threading.Lock()
-        self._source: BatchSource | None = None
-
-    @property
-    def is_open(self) -> bool:
-        return self._source is not None
-
-    def open(self) -> None:
-        """Open the source, unless it is open."""
-        if self._pid != os.getpid():
-            self._forget()
-        with self._in_use, naming_process_limit(self._option):
-            self._opened()
-
-    def receive(self, request: BatchRequest, timeout_s: float | None = None) -> Frame:
-        """Return the frame of a request. Its arrays stay valid for as long as anyone keeps one of them.
-
-        ``timeout_s``: by default that of the loader. After an error that is not of the batch or of a host,
-        the next request opens another source.
-        """
-        if self._pid != os.getpid():
-            self._forget()
-        with self._in_use, naming_process_limit(self._option):
-            source, end = self._opened()
-            self._schedule.asked = request
-            began = time.perf_counter()
-            if self.spans is not None:
-                self.spans.begin(request.epoch, request.batch, began)
-            try:
-                source.start_epoch(request.epoch)
-                frame = source.receive(self._timeout_s if timeout_s is None else timeout_s)
-            except Exception as error:
-                if self.spans is not None:
-                    self.spans.end(request.epoch, request.batch, error)
-                if not isinstance(error, (SamplingError, TimeoutError)):
-                    self._source = None
-                    end()
-                raise
-            if self.spans is not None:
-                frame.span = self.spans.take(frame.epoch, frame.batch, began)
-            return frame
-
-    def interrupt(self) -> threading.Thread | None:
-        """Close the source while a thread waits for it, whose ``receive`` then raises.
-
-        Return the thread that closes it; ``None`` where no source is open.
-        """
-        if self._source is None:
-            return None
-        self._source, end = None, self._end
-        thread = threading.Thread(target=end, name="close", daemon=True)
-        thread.start()
-        return thread
-
-    def close(self) -> None:
-        """Close the source; a later request opens another. Closing twice is fine."""
-        if self._pid != os.getpid():
-            return  # The source is the parent's, and one of its threads may have held the lock.
-        with self._in_use:
-            if self._source is not None:
-                self._source = None
-                self._end()
-
-    def _opened(self) -> tuple[BatchSource, Callable[[], Any]]:
-        """Return the source, and what closes it. The lock is held."""
-        source = self._source
-        if source is None:
-            source = self._open_source()
-            self._end = weakref.finalize(self, _close_source, source, self._pid)
-            self._source = source  # Last: ``interrupt`` does not take the lock.
-        return source, self._end
-
-
 def _close_when_idle(stream_ref: weakref.ref[FrameStream], ended: threading.Event) -> None:
     """Close the source of a stream once it is idle. Ends with the source."""
     left = 0.0
@@ -443,7 +407,8 @@ def _close_when_idle(stream_ref: weakref.ref[FrameStream], ended: threading.Even
         del stream
 
 
-def _close_source(source: BatchSource, owner: int, ended: threading.Event | None = None) -> None:
+def close_source(source: BatchSource, owner: int, ended: threading.Event | None = None) -> None:
+    """Close a source in the process that opened it, ``owner``, and set ``ended``."""
     if ended is not None:
         ended.set()
     # A forked child that exits runs the finalizers it inherited: the processes are not its to end.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Set
+from copy import copy
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -67,6 +69,11 @@ def tables_from_pyg(
     own: ``batch`` of a ``Batch``, ``n_id`` and ``e_id`` that count rows from 0. ``FormatError`` for others of
     such names. Edge ids are places in ``edge_index``.
 
+    Where an edge type has an ``adj_t`` alone (``T.ToSparseTensor``; of torch, or a ``SparseTensor`` of
+    ``torch_sparse``), its edges come by ascending target, then by ascending source, as PyG's other attributes
+    of edges do then. Its values become ``edge_weight``, or ``edge_attr`` where each edge has several; values
+    of torch that are all 1 say nothing. Other sparse tensors are left out, and a logged warning names them.
+
     ``weight_attr`` names the edge column by which loaders may draw edges, for every type that has it, or by
     type. ``ValueError`` where it is not there, or holds more than one number an edge.
 
@@ -92,12 +99,14 @@ def tables_from_pyg(
         raise TypeError(
             f"data must be a Data or HeteroData of torch_geometric, got {type(data).__name__}{hint}"
         )
+    data, sizes = _with_edge_index(data)
     node_stores, edge_stores = dict(_node_stores(data)), dict(_edge_stores(data))
     homogeneous = not hasattr(data, "node_types")
     sides = _sides(weight_attr, time_attr) if homogeneous else {}
     of_nodes, of_edges = names_of_batches(homogeneous=homogeneous)
     edges = {key: _edge_table(key, store, sides, of_edges) for key, store in edge_stores.items()}
-    nodes = {key: _node_table(key, store, edges, sides, of_nodes) for key, store in node_stores.items()}
+    counts = {key: _num_nodes(key, store, edges, sizes) for key, store in node_stores.items()}
+    nodes = {key: _node_table(key, store, counts[key], sides, of_nodes) for key, store in node_stores.items()}
     _warn_of_wide_masks(node_stores)
     _warn_of_left_out(
         data,
@@ -108,7 +117,7 @@ def tables_from_pyg(
         of_nodes | of_edges,
     )
     for end in {end for edge_type in edges for end in (edge_type[0], edge_type[2])} - set(nodes):
-        nodes[end] = NodeTable(count=1 + _largest_id(end, edges))
+        nodes[end] = NodeTable(count=max(sizes[end], 1 + _largest_id(end, edges)))
     if isinstance(time_attr, str) and homogeneous:
         _warn_of_either_side(time_attr, nodes, edges)
     columns = {kind: table.columns for kind, table in edges.items()}
@@ -122,6 +131,52 @@ def tables_from_pyg(
         quantize=read_quantize(quantize, known_columns(nodes, edges), "quantize"),
     )
     return with_declared_reverses(tables, read_reverses(edges, edges, reverses, "reverses") or {})
+
+
+def _with_edge_index(data: Any) -> tuple[Any, Counter[NodeType]]:
+    """Return the object with an ``edge_index`` in place of each ``adj_t`` that stands alone.
+
+    With the numbers of nodes by type that these say, 0 for other types.
+    """
+    sizes: Counter[NodeType] = Counter()
+    alone = [key for key, store in _edge_stores(data) if "edge_index" not in store and "adj_t" in store]
+    data = copy(data) if alone else data
+    for edge_type, store in _edge_stores(data):
+        if edge_type not in alone:
+            continue
+        adjacency = store["adj_t"]
+        for end, size in ((edge_type[2], adjacency.size(0)), (edge_type[0], adjacency.size(1))):
+            sizes[end] = max(sizes[end], size)
+        store["edge_index"], values = _edges_of(adjacency, f"edge type {edge_type}")
+        if values is None:
+            continue
+        name = "edge_weight" if values.ndim == 1 else "edge_attr"
+        if name in store:
+            logger.warning("left out of the graph: the values of adj_t, as there is an %s beside it", name)
+        else:
+            store[name] = values
+    return data, sizes
+
+
+def _edges_of(adjacency: Any, what: str) -> tuple[Any, Any]:
+    """Return the edges of an ``adj_t``, int64 [2, E], by ascending target and source, and their values.
+
+    ``None`` for values that say nothing.
+    """
+    import torch
+
+    if hasattr(adjacency, "coo"):  # A SparseTensor of torch_sparse.
+        target, source, values = adjacency.coo()
+    elif _is_dense(adjacency):
+        raise ValueError(f"{what}: adj_t is no sparse tensor, and there is no edge_index")
+    else:
+        pairs = adjacency if adjacency.layout == torch.sparse_coo else adjacency.to_sparse_coo()
+        target, source = pairs._indices()  # Not of ``coalesce``, which adds up parallel edges.
+        # A sparse tensor of torch always has values.
+        values = None if bool((pairs._values() == 1).all()) else pairs._values()
+    order = torch.from_numpy(np.lexsort((source.cpu().numpy(), target.cpu().numpy())))
+    edges = torch.stack([source.cpu()[order], target.cpu()[order]])
+    return edges, None if values is None else values.detach().cpu()[order]
 
 
 def _label_tables(
@@ -177,6 +232,18 @@ def _warn_of_wide_masks(stores: Mapping[NodeType, Any]) -> None:
 
 def _warn_of_left_out(data: Any, tables: list[tuple[Any, Table | None]], taken: Set[str]) -> None:
     """Name the attributes of PyG's stores that no table has. ``taken``: names that batches have."""
+    sparse = {
+        name
+        for store in data.stores
+        for name, value in store.items()
+        if name != "adj_t" and hasattr(value, "detach") and not _is_dense(value)
+    }
+    if sparse:
+        logger.warning(
+            "left out of the graph, as they are sparse: %s; batches do not have them: make them dense "
+            "(to_dense()) where they are needed",
+            ", ".join(sorted(sparse)),
+        )
     stored: dict[int, set[str]] = {id(store): set() for store in data.stores}
     for store, table in tables:
         stored[id(store)].update(table.columns if table is not None else ())
@@ -184,7 +251,7 @@ def _warn_of_left_out(data: Any, tables: list[tuple[Any, Table | None]], taken: 
         name
         for store in data.stores
         for attribute, value in store.items()
-        if attribute not in _STRUCTURE
+        if attribute not in _STRUCTURE | sparse
         for name, _, _ in _parts(attribute, value)
         if stored[id(store)].isdisjoint({name, f"edge_{name}", f"node_{name}"})
     }
@@ -241,7 +308,7 @@ def _edge_stores(data: Any) -> Iterator[tuple[EdgeType, Any]]:
 def _edge_table(edge_type: EdgeType, store: Any, sides: _Sides, taken: Set[str]) -> Table:
     what = f"edge type {edge_type}"
     if "edge_index" not in store:
-        raise ValueError(f"{what}: no edge_index (an adj_t must be turned back into one)")
+        raise ValueError(f"{what}: no edge_index, and no adj_t")
     ends = array_and_column(store["edge_index"], f"{what}, edge_index")[0]
     if ends.ndim != 2 or ends.shape[0] != 2 or ends.dtype.kind not in "iu":
         raise FormatError(f"{what}: edge_index is {ends.dtype} {list(ends.shape)}, not int64 [2, E]")
@@ -252,11 +319,8 @@ def _edge_table(edge_type: EdgeType, store: Any, sides: _Sides, taken: Set[str])
     return ArrayTable(what, arrays, columns)
 
 
-def _node_table(
-    node_type: NodeType, store: Any, edges: Mapping[EdgeType, Table], sides: _Sides, taken: Set[str]
-) -> NodeTable:
+def _node_table(node_type: NodeType, store: Any, count: int, sides: _Sides, taken: Set[str]) -> NodeTable:
     what = f"node type {node_type!r}"
-    count = _num_nodes(node_type, store, edges)
     arrays, columns = {}, {}
     for name, array, column in _rows(store, count, what, sides, taken, of_edges=False):
         key = f"node_{name}" if name in NODE_ROLES else name
@@ -266,15 +330,19 @@ def _node_table(
     return NodeTable(ArrayTable(what, arrays, columns))
 
 
-def _num_nodes(node_type: NodeType, store: Any, edges: Mapping[EdgeType, Table]) -> int:
+def _num_nodes(
+    node_type: NodeType, store: Any, edges: Mapping[EdgeType, Table], sizes: Mapping[NodeType, int]
+) -> int:
     if "num_nodes" in store:
         return int(store["num_nodes"])
     for name, value in store.items():
         known = name in ("x", "tf", "pos", "batch", "n_id", *SPLIT_MASKS) or name.startswith("node_")
+        if known and hasattr(value, "detach") and not _is_dense(value):
+            return int(value.size(0))
         if known and _has_rows(value):
             return len(value)
-    labels = len(store["y"]) if "y" in store and store["y"].ndim else 0
-    return max(labels, 1 + _largest_id(node_type, edges))
+    labels = len(store["y"]) if "y" in store and _has_rows(store["y"]) else 0
+    return max(labels, sizes[node_type], 1 + _largest_id(node_type, edges))
 
 
 def _largest_id(node_type: NodeType, edges: Mapping[EdgeType, Table]) -> int:
@@ -329,8 +397,14 @@ def _check_taken(name: str, value: Any, what: str) -> None:
 
 
 def _has_rows(value: Any) -> bool:
-    is_array = hasattr(value, "detach") or isinstance(value, np.ndarray)
-    return _is_frame(value) or (is_array and value.ndim > 0)
+    return _is_frame(value) or (_is_dense(value) and value.ndim > 0)
+
+
+def _is_dense(value: Any) -> bool:
+    """Return whether a value is an array or a tensor that is not sparse, nor nested."""
+    if not hasattr(value, "detach"):
+        return isinstance(value, np.ndarray)
+    return str(getattr(value, "layout", "")) == "torch.strided" and not value.is_nested
 
 
 def _is_frame(value: Any) -> bool:

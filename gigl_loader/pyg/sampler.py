@@ -20,7 +20,7 @@ from gigl_loader.loaders.input_times import read_times
 from gigl_loader.loaders.inputs import link_type
 from gigl_loader.loaders.link import read_negatives
 from gigl_loader.loaders.neighbor import sampler_arguments
-from gigl_loader.loaders.stream import SingleBatches
+from gigl_loader.loaders.single_batches import SingleBatches
 from gigl_loader.loaders.transfer import transfer_to
 from gigl_loader.options import StoreOptions, WorkerOptions
 from gigl_loader.pyg.dataset import NodeIndex, check_pickled, check_process, close_at_exit

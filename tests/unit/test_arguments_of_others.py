@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 import torch.multiprocessing
+from torch.utils.data import DataLoader
+from torch_geometric.loader import DataLoader as PyGDataLoader
 
 from gigl_loader import DistDataset, DistLinkNeighborLoader, DistNeighborLoader, NegativeSampling
 from gigl_loader.options import flag, start_method_from_environment
@@ -143,3 +145,16 @@ def test_what_would_change_something_is_still_refused(
 ) -> None:
     with pytest.raises(TypeError, match=rule):
         DistNeighborLoader(homo, [2], **options)
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+@pytest.mark.parametrize("kind", ["torch", "torchdata", "torch_geometric"])
+def test_a_loader_in_a_loader_is_told_to_be_iterated_itself(homo: DistDataset, kind: str) -> None:
+    if kind == "torchdata":
+        wrapper = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    else:
+        wrapper = DataLoader if kind == "torch" else PyGDataLoader
+    with DistNeighborLoader(homo, [2], num_workers=0, name="Train") as loader:
+        for options in ({}, {"batch_size": None}):
+            with pytest.raises(TypeError, match=r"^Train makes batches by itself: iterate it in place of"):
+                next(iter(wrapper(loader, **options)))

@@ -51,6 +51,10 @@ ELSEWHERE = {
         "integration/test_tensor_frames.py",
         "test_batches_have_the_rows_of_a_tensor_frame",
     ),
+    "sparse tensors of a PyG object": (
+        "unit/test_pyg_adjacency.py",
+        "test_sparse_attributes_are_named_and_left_out",
+    ),
     "a seed twice in a batch of NodeLoader": (
         "unit/test_pyg_sampler.py",
         "test_what_does_not_fit_is_refused_by_name",
