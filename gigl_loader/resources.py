@@ -162,14 +162,18 @@ def is_process_limit(error: BaseException) -> bool:
     return is_no_thread or isinstance(error, BlockingIOError)
 
 
-def process_limit(option: str) -> OSError:
-    """Return the error that names the limit of processes, and ``option``, which sets how many there are."""
+def process_limit(option: str = "", *, thread: str = "") -> OSError:
+    """Return the error that names the limit of processes, and ``option``, which sets how many there are.
+
+    Or the name of the ``thread`` that could not be started, where no option does.
+    """
     limit = _limit("RLIMIT_NPROC")
     number = "" if limit == float("inf") else f" of {limit}"
+    lower = f", or lower {option.partition('=')[0]}" if option else ""
     return OSError(
         errno.EAGAIN,
-        f"{option}: no further process or thread can be started, as a limit{number} is reached: raise it "
-        f"({_OF_PROCESSES}), or lower {option.partition('=')[0]}",
+        f"{option or thread}: no further process or thread can be started, as a limit{number} is reached: "
+        f"raise it ({_OF_PROCESSES}){lower}",
     )
 
 

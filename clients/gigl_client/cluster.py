@@ -10,7 +10,6 @@ import secrets
 import threading
 import time
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -28,6 +27,7 @@ from gigl_loader.rpc.replicas import Replicas
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_loader.rpc.tokens import new_job
 from gigl_loader.sampling.partitioned import PartitionedStore
+from gigl_loader.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +51,7 @@ def loads_of(servers: Sequence[Server], timeout_s: float) -> dict[int, dict[str,
         except (GiglError, ValueError) as error:
             return {"error": str(error)}
 
-    with ThreadPoolExecutor(len(servers)) as threads:  # Each server has all of the time.
+    with ThreadPool(len(servers)) as threads:  # Each server has all of the time.
         return dict(enumerate(threads.map(load, servers)))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
@@ -23,6 +22,7 @@ from gigl_loader.rpc.remote_store import Directory
 from gigl_loader.sampling.feature_memory import decide, sizes_in
 from gigl_loader.sampling.store import EdgeList
 from gigl_loader.sampling.window import owner_windows
+from gigl_loader.threads import ThreadPool
 from gigl_loader.topology import Topology
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class RemoteNodes:
     @staticmethod
     def _at_once(query: Callable[[Key], Result], keys: Sequence[Key]) -> list[Result]:
         """Return the result of ``query`` for each key. Queries run concurrently."""
-        with ThreadPoolExecutor(min(len(keys), _MAX_AT_ONCE)) as threads:
+        with ThreadPool(min(len(keys), _MAX_AT_ONCE)) as threads:
             return list(threads.map(query, keys))
 
     def _in_id_order(self, node_type: NodeType, positions: Int64Array) -> Int64Array:

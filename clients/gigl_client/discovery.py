@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -17,6 +17,7 @@ from gigl_loader.rpc.endpoint import Address, Endpoint
 from gigl_loader.rpc.peer import check_data_port
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_loader.rpc.versions import BuildVersions
+from gigl_loader.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -76,9 +77,10 @@ class MembershipFollower:
         with self._lock:
             self._told = max(self._told, version)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="gigl-membership", daemon=True)
-                with suppress(RuntimeError):  # No thread starts during interpreter shutdown.
-                    self._thread.start()
+                thread = threading.Thread(target=self._run, name="gigl-membership", daemon=True)
+                with suppress(RuntimeError):  # The system has none, or the interpreter ends.
+                    thread.start()
+                    self._thread = thread
         self._news.set()
 
     def stop(self) -> None:
@@ -236,7 +238,7 @@ class _Search:
         here = [server for server in view.servers if server.control_address not in view.away]
         usable = here if _partitions(here) == _partitions(view.servers) else view.servers
         checked = servers_of_rank(usable, *self._place)
-        with ThreadPoolExecutor(min(len(checked), _MAX_AT_ONCE)) as threads:
+        with ThreadPool(min(len(checked), _MAX_AT_ONCE)) as threads:
             checks = {server: threads.submit(self._check, server, view.graph) for server in checked}
         errors = {
             server: error for server, check in checks.items() if (error := check.exception()) is not None
@@ -250,7 +252,7 @@ class _Search:
     def _first_view(self) -> ClusterView:
         """Return the view of the first server that responds and is ready. All are called at the same time."""
         errors: list[Exception] = []
-        threads = ThreadPoolExecutor(min(len(self._endpoints), _MAX_AT_ONCE))
+        threads = ThreadPool(min(len(self._endpoints), _MAX_AT_ONCE))
         try:
             asked = [threads.submit(self._view_or_reason, endpoint) for endpoint in self._endpoints]
             for view in as_completed(asked):

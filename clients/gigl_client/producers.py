@@ -13,7 +13,7 @@ import json
 import logging
 import threading
 import time
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, wait
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from gigl_loader.errors import FormatError, GiglError, SamplingError, StorageUna
 from gigl_loader.group import RankLock, name_ranks, wait_for
 from gigl_loader.options import MAX_KEY
 from gigl_loader.retry import Backoff
+from gigl_loader.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -182,7 +183,7 @@ class _Creation:
         the producer: see ``undo``.
         """
         self._began = time.monotonic()
-        with ThreadPoolExecutor(min(len(self._servers), _MAX_AT_ONCE)) as threads:
+        with ThreadPool(min(len(self._servers), _MAX_AT_ONCE)) as threads:
             tasks = [threads.submit(copy_context().run, self._create_on, server) for server in self._servers]
             self._dispatch_s = time.monotonic() - self._began
             try:
@@ -222,7 +223,7 @@ class _Creation:
     def undo(self) -> None:
         """Destroy the producer on the servers that created it for this call."""
         if self._made:
-            with ThreadPoolExecutor(min(len(self._made), _MAX_AT_ONCE)) as threads:
+            with ThreadPool(min(len(self._made), _MAX_AT_ONCE)) as threads:
                 list(threads.map(self._destroy_on, self._made))
 
     def _create_on(self, server: Server) -> None:

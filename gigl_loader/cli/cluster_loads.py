@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -16,6 +15,7 @@ from gigl_loader.cli.options import client_of
 from gigl_loader.errors import GiglError, StorageUnavailable
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_loader.rpc.versions import BuildVersions
+from gigl_loader.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -101,7 +101,7 @@ class Looker:
     def __init__(self, address: str, caller: Caller, timeout_s: float) -> None:
         self._caller, self._timeout_s = caller, timeout_s
         self._addresses = [each.strip() for each in address.split(",")]
-        self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="top")
+        self._pool = ThreadPool(_AT_ONCE, thread_name_prefix="top")
 
     def look(self) -> Loads:
         """Call every server. One that does not answer has an ``error``.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from gigl_loader.rpc.host_service import HostService
 from gigl_loader.rpc.peer import check_peer
 from gigl_loader.rpc.tokens import new_token
 from gigl_loader.rpc.versions import BuildVersions
+from gigl_loader.threads import ThreadPool
 from gigl_loader.topology import Topology, machine_id, own_address
 
 if TYPE_CHECKING:
@@ -311,5 +311,5 @@ def _reach(peers: Peers, graph: Graph, timeout_s: float) -> None:
     def check(endpoint: Endpoint) -> None:
         check_peer(endpoint, peers.caller, digest=graph.manifest.digest, timeout_s=timeout_s)
 
-    with ThreadPoolExecutor(min(len(peers.endpoints), 16)) as threads:
+    with ThreadPool(min(len(peers.endpoints), 16)) as threads:
         list(threads.map(check, peers.endpoints))

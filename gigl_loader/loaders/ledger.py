@@ -16,7 +16,6 @@ import os
 import time
 import weakref
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +28,7 @@ from gigl_loader.errors import FormatError
 from gigl_loader.loaders.ledger_file import LedgerFile
 from gigl_loader.native import draws
 from gigl_loader.tensors import STORAGE_DTYPES
+from gigl_loader.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -108,7 +108,7 @@ class FrameDigests:
         # One thread of its own: its pool of threads does not survive a fork.
         self._hash: Callable[[Bytes], bytes] = lambda piece: blake3(piece.data).digest()
         threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="ledger") if threads > 1 else None
+        self._pool = ThreadPool(threads, thread_name_prefix="ledger") if threads > 1 else None
 
     def __call__(self, frame: Frame, resident: Transfer | None = None) -> dict[str, str]:
         """Return the digest of each array by name, and as ``counts`` that of the numbers of nodes and edges.

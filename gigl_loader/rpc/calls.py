@@ -96,16 +96,25 @@ class Cancellation:
         return self._event.wait(max(until - time.monotonic(), 0.0))
 
 
-class AttemptThreads:
-    """Daemon threads that run jobs. A thread is started where none is free. A job must not raise."""
+_IDLE_S = 10.0
+"""Time without a job after which a thread ends."""
 
-    def __init__(self, name: str) -> None:
+_Job = tuple["Callable[[], None]", "StopFlag | None"]
+
+
+class AttemptThreads:
+    """Daemon threads that run jobs. A thread is started where none is free. A job must not raise.
+
+    The thread that was busy last gets the next job, so that those of a burst end after it.
+    """
+
+    def __init__(self, name: str, *, idle_s: float = _IDLE_S) -> None:
+        """A thread ends after ``idle_s`` without a job."""
         self._name = name
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], None], StopFlag | None] | None] = queue.SimpleQueue()
+        self._idle_s = idle_s
         self._lock = threading.Lock()
-        self._free = 0
-        """Number of threads that wait for a job, minus the jobs that wait for a thread."""
-        self._count = 0
+        self._free: list[queue.SimpleQueue[_Job | None]] = []
+        """One queue for each thread that waits for a job, busy last at the end."""
         self._closed = False
 
     def run(self, job: Callable[[], None]) -> None:
@@ -113,33 +122,45 @@ class AttemptThreads:
 
         ``RuntimeError`` where the system has no thread to give, or after ``close``.
         """
-        flag = current_stop_flag()
+        flagged = partial(copy_context().run, job), current_stop_flag()
         with self._lock:
             if self._closed:
                 raise RuntimeError("the threads were closed")
-            if self._free <= 0:
-                threading.Thread(target=self._work, name=self._name, daemon=True).start()
-                self._count += 1
-                self._free += 1
-            self._free -= 1
-        self._jobs.put((partial(copy_context().run, job), flag))
+            jobs = self._free.pop() if self._free else None
+        if jobs is None:
+            jobs = queue.SimpleQueue()
+            threading.Thread(target=self._work, args=(jobs,), name=self._name, daemon=True).start()
+        jobs.put(flagged)
 
     def close(self) -> None:
         """End every thread after its job. Does not wait."""
         with self._lock:
             self._closed = True
-            count, self._count = self._count, 0
-        for _ in range(count):
-            self._jobs.put(None)
+            free, self._free = self._free, []
+        for jobs in free:
+            jobs.put(None)
 
-    def _work(self) -> None:
-        while (item := self._jobs.get()) is not None:
+    def _work(self, jobs: queue.SimpleQueue[_Job | None]) -> None:
+        while (item := self._next(jobs)) is not None:
             job, flag = item
             with flag or nullcontext():
                 job()
             del item, job, flag
             with self._lock:
-                self._free += 1
+                if self._closed:
+                    return
+                self._free.append(jobs)
+
+    def _next(self, jobs: queue.SimpleQueue[_Job | None]) -> _Job | None:
+        """Return the next job. ``None``: the thread is to end."""
+        try:
+            return jobs.get(timeout=self._idle_s)
+        except queue.Empty:
+            with self._lock:
+                if jobs in self._free:
+                    self._free.remove(jobs)
+                    return None
+        return jobs.get()  # It is on its way.
 
 
 _WINDOW = 256

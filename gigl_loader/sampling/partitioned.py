@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import nullcontext
 from contextvars import copy_context
 from functools import partial
@@ -25,6 +25,7 @@ from gigl_loader.sampling.store import (
     Neighbors,
     WireCounts,
 )
+from gigl_loader.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -90,7 +91,7 @@ class PartitionedStore:
         wanted = len(remote) * concurrency * min(max(len(schema.edges), 1), _MAX_AT_ONCE)
         threads = min(wanted, _MAX_THREADS)  # Further calls queue, and none of them waits for another.
         self._closed = False
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="ask") if remote else None
+        self._pool = ThreadPool(threads, thread_name_prefix="ask") if remote else None
 
     @classmethod
     def whole(cls, graph: Graph) -> PartitionedStore:
@@ -290,7 +291,7 @@ class _Round:
     them work under the stop flag and in the context (``contextvars``) of this thread.
     """
 
-    def __init__(self, pool: ThreadPoolExecutor | None, *, one_call_here: bool = False) -> None:
+    def __init__(self, pool: ThreadPool | None, *, one_call_here: bool = False) -> None:
         """``one_call_here``: the last remote job runs in this thread, after the local jobs."""
         self._pool = pool
         self._flag = current_stop_flag()

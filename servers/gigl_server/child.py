@@ -19,6 +19,7 @@ from gigl_loader.errors import GiglError
 from gigl_loader.processes import forbid_cores, leave_with
 from gigl_loader.rpc.credentials import Credentials
 from gigl_loader.rpc.server_process import ServerProcess
+from gigl_loader.threads import start_thread
 from gigl_server.config import ServeOptions
 from gigl_server.logs import GrpcLogFilter, configure_logging, quiet_grpc
 from gigl_server.preflight import check_peer_limits, check_serve_limits
@@ -77,7 +78,7 @@ class Parent:
                     heard(json.loads(line))
             told.put(LET_GO)
 
-        threading.Thread(target=run, name="parent", daemon=True).start()
+        start_thread(threading.Thread(target=run, name="parent", daemon=True))
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from gigl_loader.errors import StorageUnavailable
 from gigl_loader.graph.graph import Graph
 from gigl_loader.options import check_topology, check_verify
 from gigl_loader.rpc.endpoint import is_local
+from gigl_loader.threads import start_thread
 from gigl_server.cluster.peers import PeerWatch
 from gigl_server.composition import ServerParts
 from gigl_server.partitions.adoption import open_graph
@@ -98,8 +99,12 @@ class StorageServer:
             graph.manifest.digest[:12],
         )
         self._thread = threading.Thread(target=self._live, name="cluster", daemon=True)
-        self._thread.start()
-        self._supervise()
+        try:
+            start_thread(self._thread)
+            self._supervise()
+        except BaseException:
+            self.parts.close()
+            raise
 
     @property
     def endpoint(self) -> Endpoint:

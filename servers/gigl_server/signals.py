@@ -25,6 +25,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from gigl_loader.threads import start_thread
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -90,7 +92,7 @@ class Signals:
         self._read_fd, self._write_fd = os.pipe()
         os.set_blocking(self._write_fd, False)
         signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
-        threading.Thread(target=self._watch, name="signals", daemon=True).start()
+        start_thread(threading.Thread(target=self._watch, name="signals", daemon=True))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -169,7 +171,7 @@ def tell_when(event: threading.Event, word: str, told: SimpleQueue[str]) -> None
         event.wait()
         told.put(word)
 
-    threading.Thread(target=run, name=word, daemon=True).start()
+    start_thread(threading.Thread(target=run, name=word, daemon=True))
 
 
 def _leave_now(number: int, _: object) -> None:
@@ -201,7 +203,8 @@ def leave_within(seconds: float, code: int) -> None:
 
     Libraries may wait forever at exit: for a reply that is not read, a lock or a thread.
     """
-    threading.Thread(target=_leave, args=(seconds, code), name="last resort", daemon=True).start()
+    with suppress(RuntimeError):  # No thread can be started.
+        threading.Thread(target=_leave, args=(seconds, code), name="last resort", daemon=True).start()
 
 
 def describe_threads() -> str:

@@ -8,6 +8,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gigl_loader.threads import start_thread
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -74,7 +76,7 @@ class Supervisor:
 
     def start(self) -> None:
         self._looked = self._clock()
-        self._thread.start()
+        start_thread(self._thread)
 
     def close(self) -> None:
         """Stop the checks. Closing twice, or without ``start``, is fine."""

@@ -42,6 +42,7 @@ class Taken:
 def test_an_error_while_waiting_ends_no_thread(error: Exception) -> None:
     taken, seen = Taken(), queue.Queue[object]()
     threads = DataThreads(taken, seen.put, most=4)
+    threads.start()
     for given in (error, "call", error, "another"):
         taken.waiting.put(given)
     assert [seen.get(timeout=SOON_S) for _ in range(2)] == ["call", "another"]
@@ -56,6 +57,7 @@ def test_there_are_so_many_threads_at_most() -> None:
         assert gate.wait(SOON_S)
 
     threads = DataThreads(taken, respond, most=3)
+    threads.start()
     for number in range(5):
         taken.waiting.put(number)
     for _ in range(3):
@@ -65,4 +67,34 @@ def test_there_are_so_many_threads_at_most() -> None:
     gate.set()
     for _ in range(2):
         assert begun.acquire(timeout=SOON_S)
+    assert taken.end(threads)
+
+
+def test_a_thread_that_could_not_be_started_is_started_later(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else nobody would wait for calls while the only thread works."""
+    taken, gate, seen = Taken(), threading.Event(), queue.Queue[object]()
+
+    def respond(call: DataCall) -> None:
+        seen.put(call)
+        assert gate.wait(SOON_S)
+
+    def none_left(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    threads = DataThreads(taken, respond, most=4)
+    threads.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none_left)
+        taken.waiting.put(1)
+        assert seen.get(timeout=SOON_S) == 1
+        taken.waiting.put(2)
+        for _ in range(3):
+            threads.keep_one_waiting()
+        assert seen.empty()
+    assert caplog.messages == ["the data port has 1 threads and gets no more: can't start new thread"]
+    threads.keep_one_waiting()
+    assert seen.get(timeout=SOON_S) == 2
+    gate.set()
     assert taken.end(threads)

@@ -38,6 +38,7 @@ VALUES = frozenset(
         "shared",
         "strict_json",
         "tensors",
+        "threads",
         "topology",
         "tracing",
     }

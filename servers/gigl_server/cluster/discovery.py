@@ -7,7 +7,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from gigl_loader.errors import GiglError, StorageUnavailable
 from gigl_loader.retry import Backoff, Deadline
 from gigl_loader.rpc.endpoint import Address
 from gigl_loader.rpc.peer import HoldsOthers
+from gigl_loader.threads import ThreadPool
 from gigl_server.cluster.membership import Membership
 from gigl_server.cluster.peers import JoinRefused, PeerResponse, check_fit, listed
 
@@ -172,7 +172,7 @@ class Discovery:
         """
         deadline = Deadline.after(timeout_s)
         backoff = Backoff()
-        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="join") as pool:
+        with ThreadPool(_AT_ONCE, thread_name_prefix="join") as pool:
             while self.missing or self._has_unqueried() or self._waits_to_meet(deadline):
                 if not deadline.left_s() or self._closed:
                     raise self._given_up(timeout_s)
@@ -213,7 +213,7 @@ class Discovery:
                 if not self._told:
                     self._news.clear()
             if told:
-                with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="join") as pool:
+                with ThreadPool(_AT_ONCE, thread_name_prefix="join") as pool:
                     self._query_all(pool, told, _TOLD_ATTEMPT_S, strict=False)
             left = deadline - time.monotonic()
             if left <= 0:
@@ -242,7 +242,7 @@ class Discovery:
         self._closed = True
         self._end_pause()
 
-    def _round(self, pool: ThreadPoolExecutor, deadline: Deadline) -> None:
+    def _round(self, pool: ThreadPool, deadline: Deadline) -> None:
         """Query trusted servers, then some announced ones: responding and new ones first."""
         with self._lock:
             named = [address for address in self._addresses if address in self._trusted]
@@ -254,7 +254,7 @@ class Discovery:
         self._query_all(pool, told, max(deadline.left_s(_TOLD_ATTEMPT_S), 0.1))
 
     def _query_all(
-        self, pool: ThreadPoolExecutor, addresses: Sequence[str], seconds: float, *, strict: bool = True
+        self, pool: ThreadPool, addresses: Sequence[str], seconds: float, *, strict: bool = True
     ) -> None:
         """Query servers concurrently. ``strict``: a trusted server that does not fit raises."""
         # All queries start before the first refusal is raised, which so names the same server every time.

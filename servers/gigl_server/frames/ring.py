@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from gigl_loader.memfile import create_memory, map_memory
 from gigl_loader.rpc.ring_client import CHANNEL_BYTES, RESPONSE_NONE, RESPONSE_RING, peer_uid
+from gigl_loader.threads import start_thread
 from gigl_server.admission import LOCAL, RING_PORT, Quota
 
 if TYPE_CHECKING:
@@ -139,8 +140,7 @@ class RingServer:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._visitors: dict[socket.socket, float] = {}  # Deadline of each (monotonic) to send a channel id.
-        self._thread = threading.Thread(target=self._serve, name="ring server", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(threading.Thread(target=self._serve, name="ring server", daemon=True))
 
     @property
     def thread(self) -> threading.Thread:

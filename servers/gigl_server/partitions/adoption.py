@@ -17,6 +17,7 @@ from gigl_loader.graph.folder import DiskFolder, graph_directory
 from gigl_loader.graph.graph import open_partitions
 from gigl_loader.graph.manifest import MANIFEST_NAME, Manifest, check_files, files_of, files_of_part
 from gigl_loader.options import check_topology, check_verify
+from gigl_loader.threads import start_thread
 from gigl_server.partitions.assembly import PullStopped, temporary_name
 from gigl_server.partitions.file_sources import FileSourceFinder
 from gigl_server.partitions.pull import PullProgress, pull_from, unsound_files
@@ -163,12 +164,13 @@ class Adopter:
         with self._lock:
             if partition not in self._under_way:
                 self._errors.pop(partition, None)
-                progress = self._under_way[partition] = PullProgress(f"partition {partition}")
+                progress = PullProgress(f"partition {partition}")
                 thread = threading.Thread(
                     target=self._run, args=(partition, progress), name=f"adopt {partition}", daemon=True
                 )
+                start_thread(thread)  # Then it waits for the lock.
+                self._under_way[partition] = progress
                 self._threads = [each for each in self._threads if each.is_alive()] + [thread]
-                thread.start()
         return self.state(partition)
 
     def state(self, partition: int) -> AdoptionState:

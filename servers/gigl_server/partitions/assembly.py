@@ -11,7 +11,6 @@ import logging
 import os
 import threading
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
@@ -23,6 +22,7 @@ from gigl_loader.graph.checksums import BlockRecord
 from gigl_loader.graph.folder import DiskFolder
 from gigl_loader.graph.manifest import Document
 from gigl_loader.rpc.graph_requests import MAX_FILE_BYTES
+from gigl_loader.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -267,7 +267,7 @@ def _gathered(source: Source, name: str, first: int, count: int) -> Bytes:
 
 def _ahead(fetch: Callable[[range], Bytes], pieces: Sequence[range]) -> Iterator[tuple[range, Bytes]]:
     """Yield pieces in order with their bytes. The next ones are fetched meanwhile."""
-    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="pull") as pool:
+    with ThreadPool(_AT_ONCE, thread_name_prefix="pull") as pool:
         under_way: deque[tuple[range, Future[Bytes]]] = deque()
         waiting = iter(pieces)
         try:

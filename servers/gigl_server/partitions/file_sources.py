@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from gigl_loader.rpc.remote_store import fetch_file, fetch_manifest
 from gigl_loader.rpc.replicas import connection_to
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_loader.rpc.versions import BuildVersions
+from gigl_loader.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -124,7 +124,7 @@ class FileSourceFinder:
         errors: list[str] = []
         seen = {self._own}
         new = [address for address in dict.fromkeys(addresses) if address not in seen]
-        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="holders") as pool:
+        with ThreadPool(_AT_ONCE, thread_name_prefix="holders") as pool:
             while new and len(seen) < _MAX_SERVERS:
                 seen.update(new)
                 for address, found in zip(new, list(pool.map(self._view, new)), strict=True):

@@ -12,6 +12,7 @@ from gigl_loader.errors import FormatError, GiglError, StorageUnavailable
 from gigl_loader.graph.folder import DiskFolder
 from gigl_loader.graph.manifest import files_of, part_of
 from gigl_loader.retry import Backoff
+from gigl_loader.threads import start_thread
 from gigl_server.partitions.assembly import PullStopped
 from gigl_server.partitions.pull import PullProgress, pull_from, size_text, unsound_files
 
@@ -51,7 +52,7 @@ class Repairer:
         self.thread = threading.Thread(target=self._run, name="repair", daemon=True)
 
     def start(self) -> None:
-        self.thread.start()
+        start_thread(self.thread)
 
     def close(self, timeout_s: float) -> None:
         """End the watch, and a pull under way. Closing twice, or without ``start``, is fine."""

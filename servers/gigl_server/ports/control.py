@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -16,6 +15,7 @@ from gigl_loader.rpc.control import (
     STORE_METHODS,
     STORE_SERVICE,
 )
+from gigl_loader.threads import ThreadPool
 from gigl_server.admission import CONTROL_PORT, PEER_PORT, share_of_descriptors
 from gigl_server.certificate_renewal import ServedCertificate
 from gigl_server.logs import AuditLog
@@ -143,7 +143,7 @@ class ControlService:
             # The other half of the descriptors is for rings, files and the data port.
             ("grpc.max_allowed_incoming_connections", share_of_descriptors(2, CONTROL_PORT.connections)),
         ]
-        self._threads = ThreadPoolExecutor(self._authenticated.turns + _SPARE_THREADS, "control")
+        self._threads = ThreadPool(self._authenticated.turns + _SPARE_THREADS, "control")
         self._server: Any = grpc.server(
             self._threads,
             handlers=(self._authenticated, self._public),
@@ -152,6 +152,8 @@ class ControlService:
         )
         try:
             self.port = _listen(self._server, address, self._certificate)
+            self._threads.start_first()  # An error of ``submit`` would end the thread of gRPC that calls it.
+            self._public.start()
             self._server.start()
         except BaseException:
             self.close()

@@ -15,6 +15,7 @@ from grpc import _server
 
 from gigl_loader.rpc.checksums import CHECKSUM_HEADER, HEAD_CHECKSUM_HEADER, checksum_text
 from gigl_loader.rpc.control import MEMBERSHIP_HEADER, REFUSAL_HEADER, refusal_mark, status_of
+from gigl_loader.threads import start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -252,8 +253,8 @@ class MessageReader:
         self._queued = 0
         self._slow: OrderedDict[str, float] = OrderedDict()
         self._closed = False
-        self._watcher: threading.Thread | None = None
         self._watching = False
+        self._watcher = start_thread(threading.Thread(target=self._watch, name="late messages", daemon=True))
 
     @property
     def idle(self) -> bool:
@@ -263,7 +264,7 @@ class MessageReader:
     @property
     def threads(self) -> tuple[threading.Thread, ...]:
         """Threads that live until ``close``."""
-        return () if self._watcher is None else (self._watcher,)
+        return (self._watcher,)
 
     def read(self, call: ControlCall, then: Callable[[bytes], None]) -> None:
         """Read the message of ``call`` and pass it to ``then``: here, or later on another thread.
@@ -286,8 +287,7 @@ class MessageReader:
         with self._lock:
             self._closed = True
             self._changed.notify_all()
-        if self._watcher is not None:
-            self._watcher.join(_UNREAD_S)
+        self._watcher.join(_UNREAD_S)
 
     def _take(self, read: _Read) -> None:
         try:
@@ -340,10 +340,7 @@ class MessageReader:
         return max(min(self._patience.turns_per_caller, self._num_turns // (len(self._callers) + 1)), 1)
 
     def _watch_on(self) -> None:
-        if self._watcher is None:
-            self._watcher = threading.Thread(target=self._watch, name="late messages", daemon=True)
-            self._watcher.start()
-        elif not self._watching:
+        if not self._watching:
             self._changed.notify_all()
 
     def _watch(self) -> None:

@@ -16,6 +16,7 @@ from gigl_loader.rpc.graph_requests import frame_handle
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.requests import MAX_REQUEST_BYTES
 from gigl_loader.rpc.tokens import JOB_HEADER, job_key
+from gigl_loader.threads import start_thread
 from gigl_loader.tracing import ServedSpan, find_tracer, name_served, trace_in
 from gigl_server.admission import DATA_PORT, Identity, share_of_descriptors
 from gigl_server.ports.shares import ByteSemaphore, CallsUnderWay
@@ -114,7 +115,7 @@ _SPARE = 2
 
 
 class DataThreads:
-    """Calls ``respond`` with each call that ``take`` returns, until ``stop``."""
+    """Calls ``respond`` with each call that ``take`` returns, from ``start`` until ``stop``."""
 
     def __init__(
         self,
@@ -131,8 +132,13 @@ class DataThreads:
         self._waiting = 0
         self._running = 0
         self._stopped = False
+        self._is_short = False  # Of threads. It was logged.
+
+    def start(self) -> None:
+        """Start the first thread. ``OSError`` where the system gives none."""
         with self._changed:
-            self._start()
+            start_thread(self._thread())
+            self._running += 1
 
     @property
     def running(self) -> int:
@@ -149,13 +155,27 @@ class DataThreads:
             self._stopped = True
             return self._changed.wait_for(lambda: not self._running, timeout_s)
 
-    def _start(self) -> None:
-        """Start a thread, if the system has one. Called with the lock held."""
+    def keep_one_waiting(self) -> None:
+        """Start a thread where none waits: the system may have given none when one was needed."""
+        with self._changed:
+            self._start_if_none_waits()
+
+    def _start_if_none_waits(self) -> None:
+        """Start a thread to wait, if none does and the system has one. Called with the lock held."""
+        if self._waiting or self._running >= self._most or self._stopped:
+            return
         try:
-            threading.Thread(target=self._run, name="data port", daemon=True).start()
-            self._running += 1
+            self._thread().start()
         except RuntimeError as error:
-            _LOGGER.warning("the data port has %d threads and gets no more: %s", self._running, error)
+            if not self._is_short:
+                _LOGGER.warning("the data port has %d threads and gets no more: %s", self._running, error)
+            self._is_short = True
+        else:
+            self._running += 1
+            self._is_short = False
+
+    def _thread(self) -> threading.Thread:
+        return threading.Thread(target=self._run, name="data port", daemon=True)
 
     def _run(self) -> None:
         try:
@@ -181,14 +201,8 @@ class DataThreads:
         finally:
             with self._changed:
                 self._waiting -= 1
-                # A thread that leaves to work has another one wait in its place.
-                if (
-                    call is not None
-                    and not self._waiting
-                    and self._running < self._most
-                    and not self._stopped
-                ):
-                    self._start()
+                if call is not None:  # A thread that leaves to work has another one wait in its place.
+                    self._start_if_none_waits()
         if call is None:
             with self._changed:
                 return self._waiting < _SPARE
@@ -283,10 +297,16 @@ class DataPort:
             raise OSError(f"cannot listen on {address}: {error}") from None
         self._ending = threading.Event()
         self._sweeper = threading.Thread(target=self._keep_sweeping, name="data connections", daemon=True)
-        self._sweeper.start()
         self._watcher = threading.Thread(target=self._keep_watching, name="data callers", daemon=True)
-        self._watcher.start()
         self._threads = DataThreads(self._next, self._respond, most=DATA_PORT.calls + _SPARE_THREADS)
+        try:
+            start_thread(self._watcher)
+            start_thread(self._sweeper)
+            self._threads.start()
+        except OSError:
+            self._ending.set()
+            self._server.stop()
+            raise
 
     @property
     def port(self) -> int:
@@ -465,6 +485,7 @@ class DataPort:
     def _keep_sweeping(self) -> None:
         while not self._ending.wait(_SWEEP_S):
             self._under_way.sweep()
+            self._threads.keep_one_waiting()
             self._drop_gone()
             self._tell_dropped()
 

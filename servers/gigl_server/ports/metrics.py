@@ -12,7 +12,6 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import accumulate
@@ -27,6 +26,7 @@ from gigl_loader.resources import memory_bytes
 from gigl_loader.rpc.certificates import expiry, server_context
 from gigl_loader.rpc.endpoint import Address
 from gigl_loader.rpc.tokens import matching_token, shown_form
+from gigl_loader.threads import ThreadPool, start_thread
 from gigl_server.admission import METRICS_PORT, Identity, Quota
 from gigl_server.counters import Durations
 from gigl_server.logs import AuditLog
@@ -294,10 +294,9 @@ class MetricsPort:
         self._tls = tls is not None
         self.renew(tls, tokens)
         self.address = str(Address(address.host, self._server.server_port))
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.1,), name="metrics", daemon=True
+        self._thread = start_thread(
+            threading.Thread(target=self._server.serve_forever, args=(0.1,), name="metrics", daemon=True)
         )
-        self._thread.start()
 
     @property
     def thread(self) -> threading.Thread:
@@ -335,7 +334,8 @@ class _Server(HTTPServer):
         self.tokens: tuple[tuple[str, bytes], ...] = ()
         self.address_family = _family(place[0])
         limits = METRICS_PORT  # A thread each: a silent connection must not delay the next one.
-        self._pool = ThreadPoolExecutor(limits.connections, thread_name_prefix="metrics")
+        self._pool = ThreadPool(limits.connections, thread_name_prefix="metrics")
+        self._pool.start_first()
         self._places = Quota("connections", limits.connections, limits.connections_per_address)
         super().__init__(place, _Handler)
 
@@ -359,7 +359,8 @@ class _Server(HTTPServer):
             line = ends.enter_context(request.dup())
             end = threading.Timer(METRICS_PORT.first_s, _cut, (line,))
             end.daemon = True
-            end.start()
+            with suppress(RuntimeError):  # No thread can be started. Places are bounded.
+                end.start()
             ends.callback(end.cancel)
             self._serve(request, client_address)
 

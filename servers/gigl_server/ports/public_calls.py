@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from grpc_health.v1 import health, health_pb2
 
 from gigl_loader.rpc.graph_store_pb2 import HealthList
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
+from gigl_loader.threads import ThreadPool
 from gigl_server.admission import REFLECTIONS, WATCHES, Quota
 from gigl_server.ports.control_call import MessageReader, Patience, handler, header_values
 
@@ -111,7 +111,7 @@ class PublicCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._reader = MessageReader(_TURNS, _refuse_late, _PATIENCE)
         self._watches = Quota("watches are open", WATCHES.calls, WATCHES.calls_per_caller)
         self._reflections = Quota("reflections are open", REFLECTIONS.calls, REFLECTIONS.calls_per_caller)
-        self._threads = ThreadPoolExecutor(WATCHES.calls + REFLECTIONS.calls, thread_name_prefix="public")
+        self._threads = ThreadPool(WATCHES.calls + REFLECTIONS.calls, thread_name_prefix="public")
         self._closed = threading.Event()
         prefix = f"/{health.SERVICE_NAME}/"
         self._calls: dict[str, Callable[[ControlCall], None]] = {
@@ -132,6 +132,10 @@ class PublicCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
     def threads(self) -> tuple[threading.Thread, ...]:
         """Threads that live until ``close``."""
         return self._reader.threads
+
+    def start(self) -> None:
+        """Start a thread for lasting calls. ``OSError`` where the system gives none."""
+        self._threads.start_first()
 
     def service(self, details: Any) -> Any:
         """Return gRPC's handler of a call, ``None`` for other calls. Runs on gRPC's one thread."""

@@ -14,6 +14,7 @@ from gigl_loader.processes import release_freed_memory
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.reply_stream import MAX_INLINE_BYTES
 from gigl_loader.rpc.tokens import EVERYTHING
+from gigl_loader.threads import start_thread
 from gigl_server.admission import LOCAL, Identity, Limits, Quota
 from gigl_server.frames.store import BufferPool, FrameStore
 from gigl_server.sampling.frame_maker import FrameMaker, SharedFrames, request_key
@@ -185,7 +186,7 @@ class SamplingService:
                 self._pool = WorkerPool(self._work)
                 self._pool.start(places(threads), self._scheduler.next, nice=_NICE)
                 self._pool.start(extra_threads(threads), partial(self._scheduler.next, on_request=True))
-                self._turns.start()
+                start_thread(self._turns)
                 self._housekeeper.start()
                 self.state = "ready"
                 return
@@ -482,5 +483,6 @@ def _closed() -> Refusal:
 def _close(store: PartitionedStore) -> None:
     """Close a store in a thread, and wait for a while: a stalled server can delay the end of its calls."""
     closer = threading.Thread(target=store.close, name="store close", daemon=True)
-    closer.start()
-    closer.join(_JOIN_S)
+    with suppress(RuntimeError):  # No thread can be started: the process ends, and its connections with it.
+        closer.start()
+        closer.join(_JOIN_S)

@@ -9,6 +9,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from gigl_loader.threads import start_thread
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -38,8 +40,7 @@ class WorkerPool:
         for number in range(len(self._threads), len(self._threads) + threads):
             arguments = (number, next_task, nice)
             thread = threading.Thread(target=self._run, args=arguments, name=f"sampler {number}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            self._threads.append(start_thread(thread))
 
     @property
     def threads(self) -> tuple[threading.Thread, ...]:
@@ -88,7 +89,7 @@ class Housekeeper:
         return self._thread
 
     def start(self) -> None:
-        self._thread.start()
+        start_thread(self._thread)
 
     def close(self) -> None:
         """End the thread after a call under way. Closing twice, or without ``start``, is fine."""
