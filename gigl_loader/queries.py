@@ -357,13 +357,17 @@ class GraphQueries:
         return PygStores((GiglFeatureStore(dataset), GiglGraphStore(dataset)))
 
     def sampler(
-        self, num_neighbors: Any = None, seed_type: NodeType | EdgeType | None = None, **options: Any
+        self,
+        num_neighbors: Any = None,
+        seed_type: NodeType | EdgeType | Sequence[NodeType] | None = None,
+        **options: Any,
     ) -> Sampler:
         """Return a sampler that stays open, for batches on request from any thread and from asyncio.
 
         Arguments and errors are those of :class:`~gigl_loader.Sampler`: ``num_neighbors`` per hop, the node
-        type of the seeds or edge type of the links, ``loader_class``, ``concurrency``, ``timeout``, and the
-        options of the loader that concern batches. Nothing is opened before the first call.
+        type (or a list of types) of the seeds or edge type of the links, ``loader_class``, ``concurrency``,
+        ``timeout``, and the options of the loader that concern batches. Nothing is opened before the first
+        call.
         """
         from gigl_loader.loaders.sampler import Sampler
 

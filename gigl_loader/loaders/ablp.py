@@ -18,10 +18,10 @@ from gigl_loader.loaders.input_times import timed_input
 from gigl_loader.loaders.inputs import SeedNodes, read_seed_nodes
 from gigl_loader.loaders.leaks import ReverseWatch
 from gigl_loader.loaders.neighbor import (
-    attach_ppr,
-    attach_walks,
+    attach_around,
     check_sampler_options,
     is_named,
+    options_around,
     sampler_arguments,
 )
 from gigl_loader.options import EdgeType, flag, known_edge_type, whole_number
@@ -35,8 +35,6 @@ from gigl_loader.sampling.plans.ablp import (
     random_array,
 )
 from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions
-from gigl_loader.sampling.plans.ppr import PPR
-from gigl_loader.sampling.plans.walks import Walks
 from gigl_loader.sampling.request import SEED_TIME
 
 if TYPE_CHECKING:
@@ -163,13 +161,7 @@ class DistABLPLoader(BaseDistLoader):
         )
         self._input_time, self._input_time_start = input_time, input_time_start
         self._sampling = arguments
-        self._sampler_options = check_sampler_options(sampler_options)
-        if not callable(getattr(sampler_options, "around", None)):
-            raise ValueError(
-                f"{sampler_options!r} samples around nodes: labels of anchors need "
-                "KHopNeighborSamplerOptions(), LaborSamplerOptions(), PPRSamplerOptions() or "
-                "RandomWalkSamplerOptions()"
-            )
+        self._sampler_options = options_around(check_sampler_options(sampler_options), "labels of anchors")
         super().__init__(dataset, **options)
 
     def seed_nodes(self) -> SeedNodes:
@@ -193,7 +185,7 @@ class DistABLPLoader(BaseDistLoader):
         seed_types = list(dict.fromkeys([self._types[0][0], *(each[2] for each in self._types)]))
         plan = ABLPPlan(
             supervision=tuple(self._types),
-            hops=self._sampler_options.around(schema, seed_types, self._sampling),  # type: ignore[attr-defined]
+            hops=self._sampler_options.around(schema, seed_types, self._sampling),
             max_labels=self._cap,
             random_negatives=self._num_random,
             exclude=self._exclude_targets,
@@ -206,13 +198,10 @@ class DistABLPLoader(BaseDistLoader):
 
     def collate(self, tensors: FrameTensors) -> Any:
         """Return ``Data`` or ``HeteroData``. A subclass may extend it."""
-        batch = self._collator(tensors)
         plan = cast("ABLPPlan", self.plan.sampler)
         self._watch_labels(tensors)
-        if isinstance(plan.hops, PPR):
-            batch = attach_ppr(batch, tensors, plan.hops, plan.seed_types, self.dataset.schema)
-        elif isinstance(plan.hops, Walks):
-            batch = attach_walks(batch, tensors, plan.hops, self.dataset.schema)
+        schema = self.dataset.schema
+        batch = attach_around(self._collator(tensors), tensors, plan.hops, plan.seed_types, schema)
         count = tensors.frame.counters[NUM_ANCHORS]
         anchor_type = self._types[0][0]
         seeds, node_ids = tensors.tensor("seeds"), tensors.of_nodes(anchor_type, "n_id")

@@ -26,12 +26,13 @@ from gigl_loader.loaders.arguments import (
     whole_epoch,
     with_defaults,
 )
-from gigl_loader.loaders.dataset import Dataset, DatasetOfLoader, check_dataset, entry_numbers
+from gigl_loader.loaders.dataset import Dataset, DatasetOfLoader, check_dataset
 from gigl_loader.loaders.dequantize import dequantizing
 from gigl_loader.loaders.input_times import request_alone
-from gigl_loader.loaders.inputs import SeedNodes, read_seed_nodes, read_seed_weights, seed_draw
+from gigl_loader.loaders.inputs import SeedNodes, read_seed_weights, seed_draw
 from gigl_loader.loaders.ledger import Ledger, run_digests
 from gigl_loader.loaders.placement import Placement, PlacementOptions
+from gigl_loader.loaders.seeds_by_type import SeedsByType, entries_at, read_seeds_of
 from gigl_loader.loaders.single_batches import SingleBatches
 from gigl_loader.loaders.stream import (
     BatchPipeline,
@@ -155,14 +156,14 @@ class BaseDistLoader(FixedArguments, AcceleratePrepared):
         """Return the input of an epoch: by default, ``seed_nodes()``. Called once, first."""
         return self.seed_nodes()
 
-    def seed_nodes(self) -> SeedNodes:
+    def seed_nodes(self) -> SeedNodes | SeedsByType:
         """Return the seeds of an epoch, where they are nodes."""
         raise NotImplementedError(f"{type(self).__name__} does not say what its seeds are")
 
     def sampling_plan(self, seed_type: Any, run_seed: int) -> BatchPlan:
         """Return which subgraph belongs to a batch. Called after ``read_input``; again by a resume.
 
-        ``seed_type`` is the type of the input's entries: of links, their edge type.
+        ``seed_type`` is that of the input: of links, their edge type; of several node types, a frozenset.
         """
         raise NotImplementedError(f"{type(self).__name__} does not say what it samples")
 
@@ -204,14 +205,13 @@ class BaseDistLoader(FixedArguments, AcceleratePrepared):
         """Return the batch of the entries at these places of the input, integers [B], in the present epoch.
 
         The batch is the one that an epoch has where these entries come together. Places count from 0 to
-        ``len(loader.dataset) - 1``; of an input that was a mask, they count the selected nodes. For PyG's
-        ``ZipLoader``, and ``DataLoader(range(len(loader.dataset)), collate_fn=loader.collate_fn)``, also in
-        their forked workers where the whole graph lies on this host; by itself as :meth:`sample` is.
+        ``len(loader.dataset) - 1``; of a mask, they count the selected nodes; of seeds by type, type after
+        type, or each type alone in a mapping. By itself, as :meth:`sample`. For ``ZipLoader``, ``DataLoader(
+        range(len(loader.dataset)), collate_fn=loader.collate_fn)``; also forked, if the graph lies here.
         """
         if os.getpid() == self._owner or not getattr(self.dataset, "_is_on_this_host", False):
             self._check_usable()
-        index = entry_numbers(places, count=self._schedule.num_entries)
-        return self._single_batch(self._schedule.request_of(index, self.epoch))
+        return self._single_batch(self._schedule.request_of(entries_at(self._seeds, places), self.epoch))
 
     __call__ = collate_fn
 
@@ -348,7 +348,7 @@ class BaseDistLoader(FixedArguments, AcceleratePrepared):
 
     def _input_of(self, nodes: Any, directory: NodeDirectory, negatives: Any = None) -> LoaderInput:
         """Return the entries that a user passes to ``sample``. Only links take ``negatives``."""
-        return read_seed_nodes(directory, (str(self._seeds.kind), nodes))
+        return read_seeds_of(directory, self._seeds.kind, nodes)
 
     def _take(self, placement: Placement) -> None:
         """Take a place among the ranks."""

@@ -19,6 +19,7 @@ import torch
 from gigl_loader.loaders.base import BaseDistLoader
 from gigl_loader.loaders.embedding_files import SHARD_FORMATS, EmbeddingFolder, EmbeddingRun
 from gigl_loader.loaders.inputs import SeedNodes
+from gigl_loader.loaders.seeds_by_type import SeedsByType
 from gigl_loader.loaders.state import state_at
 from gigl_loader.options import flag, whole_number
 from gigl_loader.sampling.request import SEED
@@ -340,10 +341,9 @@ def _check_loader(loader: Any) -> None:
     if not isinstance(loader, BaseDistLoader):
         raise TypeError(f"write_embeddings needs a DistNeighborLoader, not a {type(loader).__name__}")
     if not isinstance(loader._seeds, SeedNodes):
-        raise ValueError(
-            "write_embeddings needs a loader of nodes, such as DistNeighborLoader, and the input of "
-            f"{loader.name} is links"
-        )
+        is_mixed = isinstance(loader._seeds, SeedsByType)
+        found = "nodes of several types: build a loader for each" if is_mixed else "links"
+        raise ValueError(f"write_embeddings needs a loader of nodes of one type, and the input is {found}")
     wrong = {
         "drop_last=True": loader.drop_last,
         "seed_weights": loader._seed_weights is not None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -9,7 +10,8 @@ import torch
 
 from gigl_loader.arrays import Int64Array, first_true, plain_values, tensor_of
 from gigl_loader.graph.times import in_unit
-from gigl_loader.loaders.inputs import num_entries
+from gigl_loader.loaders.inputs import SeedNodes, num_entries
+from gigl_loader.loaders.seeds_by_type import SeedsByType, times_by_type
 from gigl_loader.sampling.request import TIME, TIME_START, BatchRequest
 
 if TYPE_CHECKING:
@@ -37,12 +39,7 @@ def timed_input(seeds: _Input, *, unit: str | None, **given: Any) -> _Input:
 
     ``unit``: that of the column of times. ``TypeError`` and ``ValueError`` name the rule that is broken.
     """
-    count = num_entries(seeds)
-    times = {
-        name: read_times(name, value, count=count, places=seeds.places, unit=unit)
-        for name, value in given.items()
-        if value is not None
-    }
+    times = {name: _times(name, value, seeds, unit) for name, value in given.items() if value is not None}
     if len(times) == 2:
         (name, ends), (start_name, starts) = times.items()
         if (entry := first_true(starts > ends)) is not None:
@@ -51,6 +48,19 @@ def timed_input(seeds: _Input, *, unit: str | None, **given: Any) -> _Input:
                 f"{ends[entry]}"
             )
     return seeds.with_times({_TIMES[name]: array for name, array in times.items()}) if times else seeds
+
+
+def _times(name: str, value: Any, seeds: LoaderInput, unit: str | None) -> Int64Array:
+    """Return the time of each entry, int64 [N]. Of seeds of several types, they are given by type."""
+    if isinstance(seeds, SeedsByType):
+        by_type = times_by_type(name, value, seeds)
+        parts = [
+            _times(f"{name} of {kind!r}", by_type[kind], each, unit) for kind, each in seeds.by_type.items()
+        ]
+        return np.concatenate(parts)
+    if isinstance(seeds, SeedNodes) and isinstance(value, Mapping) and [*value] == [seeds.node_type]:
+        value = value[seeds.node_type]
+    return read_times(name, value, count=num_entries(seeds), places=seeds.places, unit=unit)
 
 
 def request_alone(

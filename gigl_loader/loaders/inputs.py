@@ -16,7 +16,7 @@ from gigl_loader.arrays import Int64Array, digest_of_integers, plain_values, ten
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE
 from gigl_loader.options import is_edge_type, known_edge_type
 from gigl_loader.sampling.plans.link import GIVEN
-from gigl_loader.sampling.request import SEED, TIME, TIME_START
+from gigl_loader.sampling.request import SEED, SEED_TYPE, TIME, TIME_START
 from gigl_loader.sampling.schedule import WEIGHT, SeedDraw
 from gigl_loader.shared import SharedTensors
 
@@ -34,8 +34,8 @@ class LoaderInput(Protocol):
     """The input of a loader: the entries of an epoch. A frozen value."""
 
     @property
-    def kind(self) -> NodeType | EdgeType:
-        """Type of the entries."""
+    def kind(self) -> NodeType | EdgeType | frozenset[NodeType]:
+        """Type of the entries, or types, where they are nodes of several."""
 
     @property
     def what(self) -> str:
@@ -120,9 +120,17 @@ def read_seed_nodes(
     mask over the nodes ``0 .. N - 1``; the name of a split; ``None`` for all nodes; node ids by the rank of a
     storage server, which come in the order of the ranks; a pair of a node type and one of these; or a node
     type alone for all of its nodes. Splits and all nodes come by ascending node id. ``node_type`` is that of
-    an input that names none.
+    an input that names none. A mapping of one node type to nodes is the pair of both.
     ``ValueError`` and ``TypeError`` name the value and the rule it breaks.
     """
+    by_type = nodes_by_type(input_nodes)
+    if by_type is not None:
+        if len(by_type) > 1:
+            raise ValueError(
+                f"these seeds are of one node type, and input_nodes has {', '.join(map(repr, by_type))}: "
+                "pass (node type, nodes)"
+            )
+        [input_nodes] = by_type.items()
     node_type, nodes = _typed_nodes(directory.schema, input_nodes, node_type)
     if isinstance(nodes, Mapping):
         nodes = _joined(nodes, directory.num_servers)
@@ -136,6 +144,21 @@ def read_seed_nodes(
         return SeedNodes(node_type, directory.positions(node_type, ids), places=ids, ids=ids)
     ids = _integers(directory.node_ids_of(array.tolist(), node_type).numpy() if _is_text(array) else array)
     return SeedNodes(node_type, directory.positions(node_type, ids), ids=ids)
+
+
+def nodes_by_type(input_nodes: Any) -> dict[NodeType, Any] | None:
+    """Return an input that maps node types to nodes; ``None`` for one of another form, also by server rank.
+
+    ``TypeError`` for a mapping of both.
+    """
+    if not isinstance(input_nodes, Mapping) or not any(isinstance(key, str) for key in input_nodes):
+        return None
+    if not all(isinstance(key, str) for key in input_nodes):
+        raise TypeError(
+            "input_nodes maps node types to nodes, or ranks of servers to node ids, not both: "
+            f"{[*input_nodes]}"
+        )
+    return dict(input_nodes)
 
 
 def _typed_nodes(schema: GraphSchema, input_nodes: Any, default: NodeType | None) -> tuple[NodeType, Any]:
@@ -419,6 +442,11 @@ def read_seed_weights(
         return None
     if SEED not in seeds.columns:
         raise ValueError("seed_weights draws input nodes, and the input of this loader is links")
+    if SEED_TYPE in seeds.columns:
+        raise ValueError(
+            "seed_weights draws input nodes of one type, and the input of this loader has several: build a "
+            "loader for each"
+        )
     if shuffle:
         raise ValueError("shuffle=True has no meaning beside seed_weights: seeds are drawn anew each time")
     weights = plain_values("seed_weights", value)

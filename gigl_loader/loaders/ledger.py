@@ -297,22 +297,31 @@ def input_columns(loader: BaseDistLoader) -> Iterator[tuple[str, Array]]:
     """Yield the columns of the input of a loader, [N] or [N, width] each, with node ids for positions."""
     schedule = loader._schedule
     for column in loader.plan.inputs:
-        yield column.name, node_ids_of(loader.dataset, column, schedule.inputs[column.name])
+        yield column.name, node_ids_of(loader.dataset, column, schedule.inputs)
     if schedule.places is not None:
         yield PLACES, schedule.places
 
 
-def node_ids_of(directory: NodeDirectory, column: InputColumn, values: Array) -> Array:
-    """Return a column with node ids in place of positions, where it has positions."""
-    return _mapped(values, column, directory.node_ids)
+def node_ids_of(directory: NodeDirectory, column: InputColumn, inputs: Mapping[str, Array]) -> Array:
+    """Return a column of ``inputs`` with node ids in place of positions, where it has positions."""
+    return _mapped(inputs, column, directory.node_ids)
 
 
-def positions_of(directory: NodeDirectory, column: InputColumn, values: Array) -> Array:
-    """Return a column with positions in place of node ids, where it has ids. ``ValueError``: unknown ids."""
-    return _mapped(values, column, directory.positions)
+def positions_of(directory: NodeDirectory, column: InputColumn, inputs: Mapping[str, Array]) -> Array:
+    """Return a column of ``inputs`` with positions in place of node ids, where it has ids.
+
+    ``ValueError`` for unknown ids, and for an unknown number of a node type.
+    """
+    return _mapped(inputs, column, directory.positions)
 
 
-def _mapped(values: Array, column: InputColumn, lookup: Any) -> Array:
+def _mapped(inputs: Mapping[str, Array], column: InputColumn, lookup: Any) -> Array:
+    values = inputs[column.name]
+    if column.node_types:
+        found = np.empty_like(values)
+        for node_type, entries in column.entries_by_type(inputs):
+            found[entries] = lookup(node_type, values[entries])
+        return found
     if column.node_type is None:
         return values
     flat = np.ascontiguousarray(values.reshape(-1))

@@ -17,11 +17,13 @@ from gigl_loader.loaders.arguments import ColumnByType, Fanouts, LoaderOptions
 from gigl_loader.loaders.base import BaseDistLoader
 from gigl_loader.loaders.collate import Collator
 from gigl_loader.loaders.input_times import timed_input
-from gigl_loader.loaders.inputs import SeedNodes, read_seed_nodes
+from gigl_loader.loaders.inputs import SeedNodes
+from gigl_loader.loaders.seeds_by_type import SeedsByType, attach_seeds, read_seeds
 from gigl_loader.options import flag
 from gigl_loader.sampling.khop import SUBGRAPH_TYPES
 from gigl_loader.sampling.plan import BatchPlan, SamplerArguments, SamplerOptions
 from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions
+from gigl_loader.sampling.plans.node_types import NodeTypesPlan
 from gigl_loader.sampling.plans.ppr import PPR, PPRPlan
 from gigl_loader.sampling.plans.walks import WalkPlan, Walks
 from gigl_loader.sampling.ppr_sampler import ppr_arrays
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.loaders.dataset import Dataset
     from gigl_loader.loaders.transfer import FrameTensors
+    from gigl_loader.sampling.plan import SamplerPlan
+    from gigl_loader.sampling.plans.around import Around
 
 
 def check_sampler_options(value: Any) -> SamplerOptions:
@@ -131,6 +135,19 @@ def khop_arguments(arguments: SamplerArguments, options: Any, what: str) -> Samp
     return replace(arguments, draw=options.draw)
 
 
+def options_around(options: Any, what: str) -> Any:
+    """Return sampler options that sample around seeds of several types.
+
+    ``ValueError`` for those of a kind that samples around nodes of one type.
+    """
+    if not callable(getattr(options, "around", None)):
+        raise ValueError(
+            f"{options!r} samples around nodes of one type: {what} need KHopNeighborSamplerOptions(), "
+            "LaborSamplerOptions(), PPRSamplerOptions() or RandomWalkSamplerOptions()"
+        )
+    return options
+
+
 def attach_ppr(
     batch: Any, tensors: FrameTensors, ppr: PPR, seed_types: Sequence[NodeType], schema: GraphSchema
 ) -> Any:
@@ -172,8 +189,17 @@ def attach_walks(batch: Any, tensors: FrameTensors, walks: Walks, schema: GraphS
     return batch
 
 
+def attach_around(
+    batch: Any, tensors: FrameTensors, around: Around, seed_types: Sequence[NodeType], schema: GraphSchema
+) -> Any:
+    """Return ``batch`` with what PageRank or walks found around seeds of these types, where they did."""
+    if isinstance(around, PPR):
+        return attach_ppr(batch, tensors, around, seed_types, schema)
+    return attach_walks(batch, tensors, around, schema) if isinstance(around, Walks) else batch
+
+
 _Nodes: TypeAlias = "Values | Mapping[int, Any] | None"
-InputNodes: TypeAlias = "_Nodes | tuple[NodeType, _Nodes]"
+InputNodes: TypeAlias = "_Nodes | tuple[NodeType, _Nodes] | Mapping[NodeType, _Nodes]"
 Times: TypeAlias = "Values | Sequence[Any]"
 """Integers, or points in time of NumPy, pandas or ``datetime``."""
 Window = int | timedelta | np.timedelta64 | tuple[Any, Any]
@@ -200,8 +226,8 @@ class DistNeighborLoader(BaseDistLoader):
         weight_attr: ColumnByType = None,
         disjoint: bool = False,
         time_attr: ColumnByType = None,
-        input_time: Times | None = None,
-        input_time_start: Times | None = None,
+        input_time: Times | Mapping[NodeType, Times] | None = None,
+        input_time_start: Times | Mapping[NodeType, Times] | None = None,
         time_window: Window | None = None,
         temporal_strategy: Literal["uniform", "last", "monotone"] = "uniform",
         temporal_comparison: Literal["<", "<="] = "<=",
@@ -221,6 +247,10 @@ class DistNeighborLoader(BaseDistLoader):
             the name of a split, ``None`` for all nodes, a pair of a node type and one of these, or a node
             type for all of its nodes. Graph store: also node ids by server rank, taken in their order. An
             input of nothing gives epochs of no batch, with a warning.
+            A mapping of several node types to one of these each: batches have seeds of all types, in one
+            order, and each type has ``batch_size``, ``input_id`` (in the input of the type), ``batch``,
+            ``seed_index`` and ``seed_time`` of its own. ``input_time`` and ``input_time_start`` are then
+            mappings, too.
         ``replace``
             Draw neighbours with replacement.
         ``with_edge``
@@ -291,20 +321,32 @@ class DistNeighborLoader(BaseDistLoader):
         self._input_time, self._input_time_start = input_time, input_time_start
         super().__init__(dataset, **options)
 
-    def seed_nodes(self) -> SeedNodes:
-        seeds = read_seed_nodes(self.dataset, self._input_nodes)
+    def seed_nodes(self) -> SeedNodes | SeedsByType:
+        seeds = read_seeds(self.dataset, self._input_nodes)
         times = {"input_time": self._input_time, "input_time_start": self._input_time_start}
         return timed_input(seeds, unit=self._sampling.time_unit(self.dataset.schema), **times)
 
-    def sampling_plan(self, seed_type: NodeType, run_seed: int) -> BatchPlan:
-        schema = self.dataset.schema
-        sampler = self._sampler_options.plan(schema, seed_type, self._sampling)
+    def sampling_plan(self, seed_type: Any, run_seed: int) -> BatchPlan:
+        schema, options = self.dataset.schema, self._sampler_options
+        sampler: SamplerPlan
+        if isinstance(seed_type, frozenset):
+            types = sorted(seed_type)
+            hops = options_around(options, "seeds of several node types").around(
+                schema, types, self._sampling
+            )
+            sampler = NodeTypesPlan(seed_types=tuple(types), hops=hops, with_times=self._sampling.with_times)
+            sampler.check(schema)
+        else:
+            sampler = options.plan(schema, seed_type, self._sampling)
         return BatchPlan(sampler=sampler, run_seed=run_seed, columns=self.columns)
 
     def collate(self, tensors: FrameTensors) -> Any:
         """Return ``Data`` or ``HeteroData``. A subclass may extend it."""
         batch = self._collator(tensors)
         plan = self.plan.sampler
+        if isinstance(plan, NodeTypesPlan):
+            batch = attach_seeds(batch, tensors, plan)
+            return attach_around(batch, tensors, plan.hops, plan.seed_types, self.dataset.schema)
         if isinstance(plan, WalkPlan):
             return attach_walks(batch, tensors, plan.walks, self.dataset.schema)
         if isinstance(plan, PPRPlan):

@@ -249,9 +249,9 @@ class Replay:
         places = entries if self._places is None else self._places[entries]
         digest = request_digest(run, epoch=recorded.epoch, batch=recorded.batch, places=places)
         differs = [] if digest == fields["request"] else ["request"]
+        recorded_inputs = {name: column[entries] for name, column in self._schedule.inputs.items()}
         inputs: dict[str, Array] = {
-            each.name: positions_of(self._dataset, each, self._schedule.inputs[each.name][entries])
-            for each in self._plan.inputs
+            each.name: positions_of(self._dataset, each, recorded_inputs) for each in self._plan.inputs
         }
         request = BatchRequest(recorded.epoch, 0, places, inputs, recorded.batch)
         here, there = self._digests(self._batches.receive(request)), fields["arrays"]

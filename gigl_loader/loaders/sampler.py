@@ -18,7 +18,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
 import torch
 
 from gigl_loader.loaders.arguments import seconds, whole_epoch
@@ -28,6 +27,7 @@ from gigl_loader.loaders.link import DistLinkNeighborLoader
 from gigl_loader.loaders.link_labels import LinkLabels
 from gigl_loader.loaders.neighbor import DistNeighborLoader
 from gigl_loader.loaders.new_nodes import read_new_nodes
+from gigl_loader.loaders.seeds_by_type import new_nodes_of
 from gigl_loader.loaders.single_batches import SingleBatches
 from gigl_loader.loaders.stream import BatchPipeline
 from gigl_loader.options import flag, whole_number
@@ -89,7 +89,7 @@ class Sampler:
         self,
         dataset: Dataset,
         num_neighbors: Fanouts | None = None,
-        seed_type: NodeType | EdgeType | None = None,
+        seed_type: NodeType | EdgeType | Sequence[NodeType] | None = None,
         *,
         loader_class: type[BaseDistLoader] = DistNeighborLoader,
         concurrency: int = 4,
@@ -100,7 +100,8 @@ class Sampler:
         ``num_neighbors``
             As for ``loader_class``.
         ``seed_type``
-            Node type of the seeds, or edge type of the links. May be left out where there is one only.
+            Node type of the seeds, or edge type of the links. May be left out where there is one only. A list
+            of node types: each call maps some of them to seeds.
         ``loader_class``
             Class whose batches these are: ``DistNeighborLoader``, ``DistLinkNeighborLoader``,
             ``DistABLPLoader``, ``DistSubgraphLoader``, or a subclass that takes their first three arguments.
@@ -222,8 +223,10 @@ class Sampler:
     def __repr__(self) -> str:
         loader = self._loader
         state = ", closed" if self._closed else ""
+        types = loader._seeds.kind
+        shown = sorted(types) if isinstance(types, frozenset) else types
         return (
-            f"Sampler({self._kind}, seeds of type {loader._seeds.kind!r}, concurrency {self._limit}, "
+            f"Sampler({self._kind}, seeds of type {shown!r}, concurrency {self._limit}, "
             f"seed {loader.seed}, on {loader.device}{state})"
         )
 
@@ -252,7 +255,7 @@ class Sampler:
         if new:
             added, directory = read_new_nodes(loader.dataset, new, loader.plan.columns)
             if nodes is None:
-                nodes = -1 - np.arange(added.counts.get(str(loader._seeds.kind), 0))
+                nodes = new_nodes_of(loader._seeds.kind, added.counts)
         if nodes is None:
             raise TypeError("a call needs seeds: sample(nodes), or sample(new=[...]) for new nodes")
         unit, wanted = loader._sampling.time_unit(loader.dataset.schema), loader.plan.inputs
@@ -299,7 +302,9 @@ def _without_source(
         if name in _REFUSED:
             raise TypeError(f"a sampler has no argument {name!r}: {_REFUSED[name]}")
     wants = {name: _is_wanted(name, options.pop(name, None)) for name in _TIMES}
-    times = {name: torch.empty(0, dtype=torch.int64) for name, is_wanted in wants.items() if is_wanted}
+    several = isinstance(seed_type, (list, set, frozenset))
+    no_time: Any = {} if several else torch.empty(0, dtype=torch.int64)
+    times = {name: no_time for name, is_wanted in wants.items() if is_wanted}
     if times and options.get("time_attr") is None:
         raise ValueError(f"{next(iter(times))} has no meaning without time_attr, the column that it bounds")
     if (width := options.pop("negatives", None)) is not None:
@@ -310,7 +315,8 @@ def _without_source(
     none = torch.empty((2, 0) if "edge_label_index" in known else 0, dtype=torch.int64)
     # The name is that of messages.
     kind = type("Sampler", (loader_class,), {"_start": lambda _: None, "_has_warned": True})
-    seeds = none if seed_type is None else (seed_type, none)
+    seeds: Any = dict.fromkeys(seed_type, none) if several else (seed_type, none)
+    seeds = none if seed_type is None else seeds
     loader: BaseDistLoader = kind(
         dataset, num_neighbors, seeds, **options, **times, num_workers=0, sharding="none"
     )

@@ -61,6 +61,8 @@ class DistSubgraphLoader(DistNeighborLoader):
     def collate(self, tensors: FrameTensors) -> Any:
         """Return ``Data`` or ``HeteroData``. A subclass may extend it."""
         batch = super().collate(tensors)
-        store = batch if self.dataset.schema.homogeneous else batch[self._seeds.kind]
-        store.mapping = store.seed_index
+        kind = self._seeds.kind
+        kinds = kind if isinstance(kind, frozenset) else [kind]
+        for store in [batch] if self.dataset.schema.homogeneous else [batch[each] for each in kinds]:
+            store.mapping = store.seed_index
         return batch

@@ -93,6 +93,13 @@ class PlanFields:
         """Return a node type of the graph."""
         return _node_type(self.take(name), self.schema)
 
+    def node_types(self, name: str) -> tuple[NodeType, ...]:
+        """Return a list of node types of the graph."""
+        value = self.take(name)
+        if not isinstance(value, list):
+            raise ValueError(f"{name} is a list of node types, got {_shown(value)}")
+        return tuple(_node_type(each, self.schema) for each in value)
+
     def edge_type(self, name: str) -> EdgeType:
         """Return an edge type of the graph."""
         return _edge_type(self.take(name), self.schema)
@@ -362,8 +369,8 @@ class SamplerArguments:
 class SamplerOptions(Protocol):
     """Options of a kind of sampler, the ``sampler_options`` of loaders. A frozen value, checked at birth.
 
-    Kinds that sample around anchors and their labels, too, have a method ``around``, with the node types of
-    all seeds, those of anchors first.
+    Kinds that sample around seeds of several types, such as anchors and their labels, have a method
+    ``around``, with the node types of all seeds, those of anchors first.
     """
 
     def plan(self, schema: GraphSchema, seed_type: NodeType, arguments: SamplerArguments) -> SamplerPlan:

@@ -12,7 +12,7 @@ from gigl_loader.native import batch_key
 from gigl_loader.tensors import STORAGE_DTYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from gigl_loader.arrays import Bytes
     from gigl_loader.options import NodeType
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 SEED = "seed"
 """Name of the input column of plans whose input is nodes."""
+
+SEED_TYPE = "seed_type"
+"""Name of the input column that holds the number of each entry's node type, where seeds are of several."""
 
 TIME = "time"
 """Name of the input column that holds the time of each entry's tree."""
@@ -49,10 +52,28 @@ class InputColumn:
     """Values of each entry. With several, the column is a matrix [B, width]."""
     optional: bool = False
     """-1 stands for no node."""
+    node_types: tuple[NodeType, ...] = ()
+    """In place of ``node_type``: the values are positions of nodes of one of these types. The column
+    ``SEED_TYPE`` has its number."""
 
     @property
     def numpy_dtype(self) -> np.dtype[np.generic]:
         return STORAGE_DTYPES[self.dtype].newbyteorder("<")
+
+    def entries_by_type(self, inputs: Mapping[str, Array]) -> Iterator[tuple[NodeType, slice | Int64Array]]:
+        """Yield the node types of a column of positions, and at which entries the values are of each.
+
+        ``inputs``: all columns of the request. ``ValueError`` for a number that no type has.
+        """
+        if self.node_type is not None:
+            yield self.node_type, slice(None)
+        if not self.node_types:
+            return
+        numbers = inputs[SEED_TYPE]
+        if len(numbers) and int(numbers.max()) >= len(self.node_types):
+            raise ValueError(f"{SEED_TYPE} {numbers.max()} of {len(self.node_types)} node types")
+        for number, node_type in enumerate(self.node_types):
+            yield node_type, np.flatnonzero(numbers == number)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -58,7 +58,10 @@ class WorkerConfig:
     @classmethod
     def from_json(cls, text: bytes) -> WorkerConfig:
         document = json.loads(text)
-        inputs = tuple(InputColumn(**each) for each in document.pop("inputs"))
+        inputs = tuple(
+            InputColumn(**{**each, "node_types": tuple(each["node_types"])})
+            for each in document.pop("inputs")
+        )
         ring = RingLayout(**document.pop("ring"))
         return cls(**document, inputs=inputs, ring=ring)
 

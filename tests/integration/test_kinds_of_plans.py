@@ -70,14 +70,18 @@ class Kind:
         return ("item", None) if hetero else None
 
     def entries(self, batch: Any, *, hetero: bool) -> tuple[Any, Any]:
-        """Return the input of one batch, and the store that has its ``input_id``."""
+        """Return the input of one batch, and its ``input_id``: by type, where seeds are of several."""
+        if self.loader is _mixed and hetero:
+            stores = {kind: batch[kind] for kind in _SEED_TYPES}
+            nodes = {kind: store.n_id[store.seed_index] for kind, store in stores.items()}
+            return nodes, {kind: store.input_id for kind, store in stores.items()}
         if self.loader not in _LINKS:
             store = (
                 batch["user" if self.loader in (_anchors, _channels, _labelled, _walks) else "item"]
                 if hetero
                 else batch
             )
-            return store.n_id[store.seed_index], store
+            return store.n_id[store.seed_index], store.input_id
         links = WANTS if self.loader is _wanted else BUYS
         store, ends = (batch[links], ("user", "item")) if hetero else (batch, None)
         sources, destinations = (batch.n_id, batch.n_id) if ends is None else (batch[t].n_id for t in ends)
@@ -86,7 +90,7 @@ class Kind:
         else:
             places = (batch, batch) if ends is None else (batch["user"], batch["item"])
             local = torch.stack([places[0].src_index, places[1].dst_pos_index])
-        return torch.stack([sources[local[0]], destinations[local[1]]]), store
+        return torch.stack([sources[local[0]], destinations[local[1]]]), store.input_id
 
 
 def label_sets(*, hetero: bool) -> dict[Any, Any]:
@@ -180,6 +184,18 @@ def _given_links(
 
 _LINKS = (DistLinkNeighborLoader, _timed_links, _given_links, _wanted)
 GIVEN = torch.where(torch.arange(360) % 5 > 0, 7 * torch.arange(360) % 83, -1).reshape(120, 3)
+
+
+_SEED_TYPES = ("user", "item")
+
+
+def _mixed(dataset: Any, num_neighbors: Any, nodes: Any, *, walks: Any = None, **options: Any) -> Any:
+    """Make a loader of seeds of two node types; in a homogeneous graph, of its only one."""
+    if walks is not None:
+        metapath = None if nodes is None else {"user": [BOUGHT, BUYS], "item": [BUYS, BOUGHT]}
+        options["sampler_options"] = RandomWalkSamplerOptions(**walks, metapath=metapath)
+    seeds = {"node": None} if nodes is None else {"user": None, "item": torch.arange(70).flip(0)}
+    return DistNeighborLoader(dataset, num_neighbors, seeds, **options)
 
 
 def _both(dataset: Any, num_neighbors: Any, nodes: Any, **options: Any) -> DistNeighborLoader:
@@ -344,6 +360,34 @@ KINDS = {
         {"disjoint": True},
         "subgraph_type is",
         _both,
+    ),
+    "seeds by type": Kind(
+        [4, 3],
+        {"weight_attr": "w", "disjoint": True, "replace": True},
+        {"weight_attr": "w", "replace": True},
+        "disjoint is",
+        _mixed,
+    ),
+    "seeds by type in time": Kind(
+        [4, 3, 3],
+        {"time_attr": "born", "temporal_strategy": "monotone", "temporal_comparison": "<", "time_window": 60},
+        {"time_attr": "born", "temporal_strategy": "monotone", "time_window": 60},
+        "strictly_earlier is",
+        _mixed,
+    ),
+    "seeds by type, visits": Kind(
+        None,
+        {"walks": {"walk_length": 4, "walks_per_seed": 3, "top_k": 3}},
+        {"walks": {"walk_length": 4, "walks_per_seed": 3}},
+        "top_k is None here, 3 in the state",
+        _mixed,
+    ),
+    "seeds by type, PageRank": Kind(
+        None,
+        {"sampler_options": PPRSamplerOptions(eps=1e-2, num_neighbors_per_hop=5)},
+        {"sampler_options": PPRSamplerOptions(eps=1e-3, num_neighbors_per_hop=5)},
+        "eps is",
+        _mixed,
     ),
     "walks": Kind(
         None,
@@ -527,14 +571,19 @@ def test_an_epoch_goes_on_where_it_was_left(stored: Stored, kind: Kind, expected
 
 def test_one_batch_by_itself_is_the_same_everywhere(stored: Stored, kind: Kind, expected: list[Any]) -> None:
     batch = expected[0 if kind.numbered else 1]
-    entries, given = kind.entries(batch, hetero=stored.hetero)
+    entries, places = kind.entries(batch, hetero=stored.hetero)
     with RemoteDistDataset.connect(stored.address, timeout=60) as remote:
         for dataset in (stored.dataset, remote):
             with _loader(dataset, stored, kind, num_workers=0) as loader:
-                alone = {name: values[given.input_id] for name, values in kind.alone.items()}
-                check_same([loader(given.input_id)], [batch])
-                _, place = kind.entries(loader.sample(entries, epoch=0, **alone), hetero=stored.hetero)
-            assert place.input_id.tolist() == list(range(len(given.input_id)))
+                alone = {name: values[places] for name, values in kind.alone.items()}
+                check_same([loader(places)], [batch])
+                _, found = kind.entries(loader.sample(entries, epoch=0, **alone), hetero=stored.hetero)
+            pairs = (
+                [(found[each], places[each]) for each in places]
+                if isinstance(places, dict)
+                else [(found, places)]
+            )
+            assert [each.tolist() for each, _ in pairs] == [list(range(len(each))) for _, each in pairs]
 
 
 def test_a_state_of_another_plan_is_refused(stored: Stored, kind: Kind) -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from gigl_loader import (
     CustomSamplerOptions,
@@ -85,6 +85,7 @@ GOLDEN: Mapping[int, Mapping[str, str]] = {
         "links, binary negatives": "237fd93f83997781",
         "links, triplets": "b0f66d90079dd8c9",
         "labels": "cb5bbd35a7010b74",
+        "seeds of several types": "673a3c89033801cd",
         "splits": "edce074c99a5eb2d",
     },
 }
@@ -149,6 +150,25 @@ def _labels() -> str:
     return _digest(*found)
 
 
+def _types() -> str:
+    """Draws around seeds of two node types."""
+    data, plain = HeteroData(), _graph()
+    data["a"].num_nodes = data["b"].num_nodes = NODES
+    data["a", "to", "b"].edge_index = plain.edge_index
+    data["b", "to", "a"].edge_index = plain.edge_index.flip(1)
+    seeds = {"a": torch.arange(0, 40), "b": torch.arange(20, 90, 3)}
+    options = {**OPTIONS, "shuffle": True, "disjoint": True}
+    with DistNeighborLoader(DistDataset.from_pyg(data, num_partitions=2), [3, 2], seeds, **options) as loader:
+        found = [
+            batch[kind][name]
+            for _ in range(2)
+            for batch in loader
+            for kind in seeds
+            for name in ("n_id", "batch", "input_id")
+        ]
+    return _digest(*found)
+
+
 def _walks(**options: Any) -> Callable[[], str]:
     return _nodes(None, sampler_options=RandomWalkSamplerOptions(3, **options), with_edge=False)
 
@@ -194,6 +214,7 @@ KINDS: Mapping[str, Callable[[], str]] = {
     "links, binary negatives": _links(neg_sampling=NegativeSampling("binary", 2)),
     "links, triplets": _links(neg_sampling=NegativeSampling("triplet", 2)),
     "labels": _labels,
+    "seeds of several types": _types,
     "splits": _splits,
 }
 

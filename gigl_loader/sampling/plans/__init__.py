@@ -9,6 +9,7 @@ from gigl_loader.sampling.plans.ablp import ABLPPlan
 from gigl_loader.sampling.plans.custom import CustomPlan
 from gigl_loader.sampling.plans.link import LinkPlan
 from gigl_loader.sampling.plans.neighbor import NeighborPlan
+from gigl_loader.sampling.plans.node_types import NodeTypesPlan
 from gigl_loader.sampling.plans.ppr import PPRPlan
 from gigl_loader.sampling.plans.walks import WalkPlan
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["KINDS", "read_plan"]
 
 KINDS: Mapping[str, type[SamplerPlan]] = {
-    each.kind: each for each in (NeighborPlan, LinkPlan, ABLPPlan, WalkPlan, PPRPlan, CustomPlan)
+    each.kind: each
+    for each in (NeighborPlan, NodeTypesPlan, LinkPlan, ABLPPlan, WalkPlan, PPRPlan, CustomPlan)
 }
 
 

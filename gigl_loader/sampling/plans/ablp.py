@@ -13,11 +13,8 @@ from gigl_loader.native import BatchTooLarge as NativeTooLarge
 from gigl_loader.sampling.frame_schema import FrameArray, FrameSchema
 from gigl_loader.sampling.khop import KHop
 from gigl_loader.sampling.labels import LABEL_HOP, LabelLookup, distinct_ranks
-from gigl_loader.sampling.neighbor_sampler import open_sampler
 from gigl_loader.sampling.partitioned import PartitionedStore
-from gigl_loader.sampling.plans.ppr import PPR
-from gigl_loader.sampling.plans.walks import Walks
-from gigl_loader.sampling.ppr_sampler import PPRSampler
+from gigl_loader.sampling.plans.around import Around, around_frame, around_json, open_around, read_around
 from gigl_loader.sampling.request import SEED, InputColumn
 from gigl_loader.sampling.seeds import (
     BatchSeeds,
@@ -28,11 +25,8 @@ from gigl_loader.sampling.seeds import (
     time_inputs,
     timed,
 )
-from gigl_loader.sampling.walk_sampler import WalkSampler
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from gigl_loader.arrays import Array, Int64Array
     from gigl_loader.graph.schema import GraphSchema, LabelSign
     from gigl_loader.options import EdgeType, NodeType
@@ -46,8 +40,6 @@ NUM_ANCHORS = "num_anchors"
 
 _LOCAL = Column("I32")
 
-_AROUND: Mapping[str, type[KHop | PPR | Walks]] = {"hops": KHop, PPR.kind: PPR, Walks.kind: Walks}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ABLPPlan:
@@ -57,7 +49,7 @@ class ABLPPlan:
 
     supervision: tuple[EdgeType, ...]
     """Supervision types, ascending, each from the anchors' type to that of their labels."""
-    hops: KHop | PPR | Walks
+    hops: Around
     """What is sampled around the seeds."""
     max_labels: int | None = None
     """Labels that are kept of each anchor and type; ``None``: all."""
@@ -112,17 +104,11 @@ class ABLPPlan:
             "counters": (NUM_ANCHORS,),
             "extra_trees": self.random_negatives * len(self.supervision),
         }
-        if isinstance(self.hops, PPR):
-            of_plan["seed_types"] = self.seed_types
-        return self.hops.around_seeds(schema, columns, **of_plan)
+        return around_frame(self.hops, schema, columns, self.seed_types, **of_plan)
 
     def open(self, context: SamplerContext) -> PlanSampler:
         seeder = ABLPSeeder(context, self, context.store or PartitionedStore.whole(context.graph))
-        if isinstance(self.hops, PPR):
-            return PPRSampler(context, self.hops, self.seed_types, seeder)
-        if isinstance(self.hops, Walks):
-            return WalkSampler(context, self.hops, seeder, per_entry=False)
-        return open_sampler(context, self.hops, seeder)
+        return open_around(context, self.hops, self.seed_types, seeder, per_entry=False)
 
     def check_here(self) -> None:
         """Do nothing: the library has all that it takes."""
@@ -130,8 +116,7 @@ class ABLPPlan:
     def to_json(self) -> dict[str, Any]:
         return {
             "supervision": [list(each) for each in self.supervision],
-            **self.hops.to_json(),
-            **({} if isinstance(self.hops, KHop) else {"around": self.hops.kind}),
+            **around_json(self.hops),
             "max_labels": self.max_labels,
             "random_negatives": self.random_negatives,
             "exclude": self.exclude,
@@ -148,14 +133,11 @@ class ABLPPlan:
             raise ValueError("max_labels is a whole number or null")
         known = [*fields.schema.edges, *fields.schema.label_types]
         reverses = fields.edge_types("reverses", known, [])
-        around = fields.text("around", "hops")
-        if around not in _AROUND:
-            raise ValueError(f"nothing is sampled by {around[:100]!r}; known: {', '.join(_AROUND)}")
         if len(reverses) % 2:
             raise ValueError("reverses are pairs of edge types")
         plan = cls(
             supervision=fields.edge_types("supervision", known),
-            hops=_AROUND[around].read(fields),
+            hops=read_around(fields),
             max_labels=cap,
             random_negatives=fields.whole("random_negatives"),
             exclude=fields.flag("exclude"),

@@ -251,8 +251,8 @@ class RandomWalkSamplerOptions:
     ``metapath``
         Edge types of the steps, in order, repeated until ``walk_length``: each leads on from where the one
         before ended. Needed where there are several edge types. With ``top_k``, only nodes at which the
-        metapath ends are counted. Around anchors and their labels, a mapping of node type to metapath gives
-        one for seeds of each type; without it, all seeds of the type at which the metapath begins have walks.
+        metapath ends are counted. For seeds of several types (also anchors and labels), a mapping of node
+        type to metapath has one for each; without it, all seeds of the type at which it begins have walks.
     ``top_k``
         How many nodes to keep of each seed.
 

@@ -141,15 +141,23 @@ def read_request(
             new = NewNodes.read(message.new_nodes, schema)
         except FormatError as error:
             raise Refusal(RefusalKind.INVALID, str(error)) from None
-    for column in inputs:
-        if column.node_type is not None:
-            count = schema.nodes[column.node_type].count
-            count += 0 if new is None else new.counts[column.node_type]
-            _check_positions(request.inputs[column.name], count, column)
+    try:
+        of_types = [
+            (column, node_type, request.inputs[column.name][entries])
+            for column in inputs
+            for node_type, entries in column.entries_by_type(request.inputs)
+        ]
+    except ValueError as error:
+        raise Refusal(RefusalKind.INVALID, str(error)) from None
+    for column, node_type, positions in of_types:
+        added = 0 if new is None else new.counts[node_type]
+        _check_positions(positions, schema.nodes[node_type].count + added, column)
     return request if new is None else replace(request, new=new)
 
 
 def _check_positions(positions: Array, count: int, column: InputColumn) -> None:
+    if not len(positions):
+        return
     low, high = int(positions.min()), int(positions.max())
     if low < -int(column.optional) or high >= count:
         raise Refusal(RefusalKind.INVALID, f"{column.name}s {low} to {high} lie outside of {count} nodes")
