@@ -50,6 +50,21 @@ class Topology:
         if not self.master_address:
             raise ValueError("master_address must not be empty")
 
+    @property
+    def node_rank(self) -> int:
+        """``host_index``, as GiGL names it."""
+        return self.host_index
+
+    @property
+    def node_world_size(self) -> int:
+        """``num_hosts``, as GiGL names it."""
+        return self.num_hosts
+
+    @property
+    def master_ip_address(self) -> str:
+        """``master_address``, as GiGL names it."""
+        return self.master_address
+
     @classmethod
     def detect(
         cls,

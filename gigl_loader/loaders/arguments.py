@@ -6,18 +6,17 @@ the rule that is broken.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias
 
 import torch
 from typing_extensions import TypedDict
 
 from gigl_loader.loaders.dequantize import value_dtype
+from gigl_loader.loaders.migration import attribute_of, changes_nothing, is_default_of_torch, remedy
 from gigl_loader.options import (
     FeatureOptions,
     StoreOptions,
@@ -175,73 +174,6 @@ DEFAULTS: LoaderOptions = {
 """Every option, in the order of the signature."""
 
 
-_WITHOUT_EFFECT = ("persistent_workers", "pin_memory", "is_sorted", "filter_per_worker")
-"""No batch depends on them: accepted with any value."""
-
-_AS_HERE: dict[str, Any] = {
-    "async_sampling": True,
-    "collect_features": True,
-    "directed": True,
-    "neg_sampling_ratio": 0.0,
-    "prefetch_factor": 2,
-    "strategy": "random",
-    "with_weight": False,
-}
-"""Values of other libraries' arguments that say what happens here, as ``None`` does."""
-
-_DEFAULTS_OF_TORCH: dict[str, Any] = {"pin_memory_device": "", "shuffle": None, "timeout": 0}
-"""Values that torch's ``DataLoader`` has for arguments that are not given. They mean the defaults here."""
-
-_IN_PLACE = (
-    "pass the seeds as input_nodes, which ranks share by themselves; seed_weights= draws them by weight"
-)
-_BY_ITSELF = "the place of this process among the ranks is found from the process group"
-_CUSTOM = "use sampler_options=CustomSamplerOptions(...)"
-_HOSTS = "hosts are found from the process group"
-_THREADS = "as many as are needed"
-_INSTEAD = {
-    "async_sampling": "use worker_concurrency=1, or leave it out",
-    "batch_sampler": _IN_PLACE,
-    "collate_fn": "use transform=, which is called on every batch, or override collate() in a subclass",
-    "collect_features": "batches have all columns: pass node_columns=[] and edge_columns=[] for none",
-    "concurrency": "use worker_concurrency=, the batches in flight per worker",
-    "context": _BY_ITSELF,
-    "current_ctx": _BY_ITSELF,
-    "custom_cls": "use transform=",
-    "data": "the first argument is dataset, such as DistDataset.from_pyg(data)",
-    "directed": "use subgraph_type='induced', or leave it out",
-    "dist_sampler": _CUSTOM,
-    "edge_dir": "it is that of the graph, given when it is built: dataset.edge_dir",
-    "generator": "pass seed=: all draws depend on it",
-    "input_id": "batches have input_id, the place of each seed in the input",
-    "input_type": "pass (node type, nodes) as input_nodes",
-    "link_sampler": _CUSTOM,
-    "local_process_rank": _BY_ITSELF,
-    "local_process_world_size": _BY_ITSELF,
-    "master_addr": _HOSTS,
-    "master_port": _HOSTS,
-    "max_labels_per_anchor_node": "use max_labels_per_anchor= of DistABLPLoader",
-    "neighbor_sampler": _CUSTOM,
-    "neg_sampling_ratio": "use neg_sampling={'mode': 'binary', 'amount': ...}",
-    "node_sampler": _CUSTOM,
-    "num_cpu_threads": "use num_workers=",
-    "num_rpc_threads": f"leave it out: there are {_THREADS}",
-    "num_samples": "use num_neighbors=",
-    "prefetch_factor": "use worker_concurrency=, the batches in flight per worker",
-    "random_seed": "use seed=",
-    "rpc_timeout": "use timeout=",
-    "rpc_worker_names": _BY_ITSELF,
-    "sampler": _IN_PLACE,
-    "strategy": "use replace= and weight_attr=",
-    "to_device": "use device=",
-    "transform_sampler_output": "use transform=, or sampler_options=CustomSamplerOptions(...)",
-    "use_label_edge_index_output": "use as_dict= of DistABLPLoader",
-    "with_weight": "use weight_attr=, the name of the column that edges are drawn by",
-    "worker_init_fn": "sampling processes run no code of the script, but that of CustomSamplerOptions(...)",
-    "worker_options": "use num_workers=, worker_concurrency= and channel_size=",
-}
-
-
 def with_defaults(cls: type, options: Mapping[str, Any]) -> LoaderOptions:
     """Return the options that a loader of class ``cls`` was given, and the defaults of all other options.
 
@@ -253,65 +185,13 @@ def with_defaults(cls: type, options: Mapping[str, Any]) -> LoaderOptions:
         known["multiprocessing_context"] = start_method_from_environment()
     for name, value in options.items():
         if name in DEFAULTS:
-            if _is_default_of_torch(name, value):
+            if is_default_of_torch(name, value):
                 known[name] = DEFAULTS[name]  # type: ignore[literal-required]
             continue
         del known[name]
-        if name in _WITHOUT_EFFECT or (name in _INSTEAD and _is_default(name, value)):
-            continue
-        raise TypeError(f"{cls.__name__}() has no argument {name!r}: {_remedy(cls, name, value)}")
+        if not changes_nothing(name, value):
+            raise TypeError(f"{cls.__name__}() has no argument {name!r}: {remedy(cls, name, value)}")
     return known  # type: ignore[no-any-return]
-
-
-def _is_default_of_torch(name: str, value: Any) -> bool:
-    if name not in _DEFAULTS_OF_TORCH or isinstance(value, bool):
-        return False
-    return value is None or (isinstance(value, (str, Real)) and value == _DEFAULTS_OF_TORCH[name])
-
-
-def _is_default(name: str, value: Any) -> bool:
-    return value is None or (name in _AS_HERE and bool(value == _AS_HERE[name]))
-
-
-_OF_WORKER_OPTIONS = {
-    "num_workers": "num_workers=",
-    "worker_concurrency": "worker_concurrency=",
-    "channel_size": "channel_size=",
-    "buffer_size": "channel_size=",
-    "prefetch_size": "prefetch_size=",
-    "worker_key": "worker_key=",
-    "rpc_timeout": "timeout=",
-    "worker_devices": "sampling runs on CPUs",
-    "master_addr": _HOSTS,
-    "master_port": "likewise",
-    "num_rpc_threads": _THREADS,
-    "pin_memory": "always",
-    "use_all2all": "rows come from their owners",
-    "server_rank": "RemoteDistDataset.connect(address) finds all servers",
-}
-"""Fields of GLT's options of sampling workers: the argument that replaces each, or why none is needed."""
-
-
-def _remedy(cls: type, name: str, value: Any) -> str:
-    """Return what to use instead of an argument. GLT's options are read by their fields, without GLT."""
-    fields = getattr(value, "__dict__", {}) if name == "worker_options" else {}
-    if "rpc_timeout" not in fields:
-        return _INSTEAD.get(name) or _suggestion(name, list(inspect.signature(cls).parameters))
-    if not fields.keys() & {"channel_size", "buffer_size"}:  # GLT's collocated sampler.
-        fields = {**fields, "num_workers": 0, "worker_concurrency": None}
-    known = {each: told for each, told in _OF_WORKER_OPTIONS.items() if each in fields}
-    passed = [
-        f"{told}{fields[each]!r}"
-        for each, told in known.items()
-        if told.endswith("=") and fields[each] is not None
-    ]
-    left = [f"{each} ({told})" for each, told in known.items() if not told.endswith("=")]
-    return f"for {type(value).__name__}, pass {', '.join(passed)}; leave out {', '.join(left)}"
-
-
-def _suggestion(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {close[0]}?" if close else f"it has {', '.join(known)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -423,6 +303,12 @@ class FixedArguments:
             "build a loader in the process that uses it (torch.multiprocessing.spawn: in the function; "
             "Lightning: in train_dataloader()), and carry its state_dict() over"
         )
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Return what other libraries' loaders have by another name, or say what has taken its place."""
+            return attribute_of(self, name)
 
     def __getitem__(self, index: Any) -> NoReturn:
         raise TypeError(

@@ -14,6 +14,7 @@ from typing_extensions import Self
 
 from gigl_loader.arrays import Int64Array, digest_of_integers, plain_values, tensor_of
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE
+from gigl_loader.loaders.migration import links_of, nodes_of
 from gigl_loader.options import is_edge_type, known_edge_type
 from gigl_loader.sampling.plans.link import GIVEN
 from gigl_loader.sampling.request import SEED, SEED_TYPE, TIME, TIME_START
@@ -163,7 +164,7 @@ def nodes_by_type(input_nodes: Any) -> dict[NodeType, Any] | None:
 
 def _typed_nodes(schema: GraphSchema, input_nodes: Any, default: NodeType | None) -> tuple[NodeType, Any]:
     with_split = {split: kind for kind, nodes in schema.nodes.items() for split in nodes.splits}
-    input_nodes = _without_no_type(input_nodes)
+    input_nodes = _without_no_type(nodes_of(input_nodes))
     if isinstance(input_nodes, str) and input_nodes in schema.nodes:
         if input_nodes in with_split:
             raise ValueError(
@@ -388,7 +389,7 @@ def _located(directory: NodeDirectory, node_type: str, ids: Int64Array, name: st
 
 
 def _typed_links(schema: GraphSchema, value: Any) -> tuple[EdgeType, Any]:
-    value = _without_no_type(value)
+    value = _without_no_type(links_of(value))
     if is_edge_type(value):
         return known_edge_type(schema.edges, value, "edge_label_index"), None
     if isinstance(value, tuple) and len(value) == 2 and is_edge_type(value[0]):

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-import logging
 import os
 import threading
 import time
 import weakref
 from collections import Counter, deque
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import contextmanager, suppress
-from contextvars import copy_context
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -27,11 +22,14 @@ from gigl_loader.loaders.link import DistLinkNeighborLoader
 from gigl_loader.loaders.link_labels import LinkLabels
 from gigl_loader.loaders.neighbor import DistNeighborLoader
 from gigl_loader.loaders.new_nodes import read_new_nodes
+<<<<<<< HEAD
 from gigl_loader.loaders.seeds_by_type import new_nodes_of
+=======
+from gigl_loader.loaders.sampler_calls import Call, Turns, close_turns
+>>>>>>> 0d36c03f (Objects, arguments and attributes of GLT and GiGL are taken where they mean the same, else refused in a line that says what to use)
 from gigl_loader.loaders.single_batches import SingleBatches
 from gigl_loader.loaders.stream import BatchPipeline
 from gigl_loader.options import flag, whole_number
-from gigl_loader.resources import naming_process_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -45,10 +43,6 @@ if TYPE_CHECKING:
     from gigl_loader.options import EdgeType, NodeType
     from gigl_loader.sampling.request import BatchRequest
 
-logger = logging.getLogger(__name__)
-
-_GRACE_S = 0.1
-"""Beyond the deadline of a call, for the error of its source, which names the host that is late."""
 _CLOSE_S = 5.0
 _OF_SEEDS = "seeds come with each call: sample(nodes)"
 _OF_EPOCHS = "a sampler has no epochs of an input: a call has the seeds that it is given"
@@ -136,8 +130,8 @@ class Sampler:
         self._lock = threading.Lock()
         self._pipelines: deque[BatchPipeline] = deque()
         """Not in use. A pipeline serves one thread at a time."""
-        self._turns = _Turns(self._open_batches, limit=self._limit, name=self._loader.name)
-        self._end = weakref.finalize(self, _close_turns, self._turns, self._pid)
+        self._turns = Turns(self._open_batches, limit=self._limit, name=self._loader.name)
+        self._end = weakref.finalize(self, close_turns, self._turns, self._pid)
 
     def sample(
         self,
@@ -234,14 +228,14 @@ class Sampler:
 
     def _begin(
         self, timeout: float | None, request: Callable[[], BatchRequest], make: Callable[[Frame], Any]
-    ) -> _Call:
+    ) -> Call:
         if timeout is not None:
             timeout = seconds("timeout", timeout, above_zero=True)
         if self._pid != os.getpid():
             self._forget()
         if self._closed:
             raise RuntimeError(f"{self._loader.name} was closed; make another with dataset.sampler(...)")
-        call = _Call(request, make, timeout_s=self._timeout_s if timeout is None else timeout)
+        call = Call(request, make, timeout_s=self._timeout_s if timeout is None else timeout)
         self._turns.put(call)
         return call
 
@@ -334,192 +328,3 @@ def _is_wanted(name: str, value: Any) -> bool:
 
 def _as_it_is(frame: Frame) -> Frame:
     return frame
-
-
-class _Call:
-    """A call of a sampler: its request, its deadline, and the result that its caller waits for."""
-
-    def __init__(
-        self, request: Callable[[], BatchRequest], make: Callable[[Frame], Any], *, timeout_s: float
-    ) -> None:
-        self._request = request
-        self._make = make
-        self._timeout_s = timeout_s
-        self._deadline = time.monotonic() + timeout_s
-        self._future: Future[Any] = Future()
-        self._context = copy_context()  # Its span of OpenTelemetry is that of the caller.
-        self._waits_for = "its turn"
-        self._lock = threading.Lock()
-        self._batches: SingleBatches | None = None
-        """Those that serve the call, while they do."""
-
-    def wait(self) -> Any:
-        """Return the result, or raise the error, at the latest at the deadline."""
-        try:
-            with suppress(FutureTimeoutError):
-                self._future.exception(self._remaining_s() + _GRACE_S)
-            return self._result()
-        finally:
-            self.leave("the call was given up")
-
-    async def wait_async(self) -> Any:
-        """Return the result, or raise the error, at the latest at the deadline."""
-        future = asyncio.wrap_future(self._future)
-        try:
-            await asyncio.wait([future], timeout=self._remaining_s() + _GRACE_S)
-            return self._result()
-        finally:
-            self.leave("the call was given up")
-            future.cancel()  # Of an error that has come, asyncio would else log that nobody has seen it.
-
-    def serve(self, batches: SingleBatches) -> None:
-        """Make the result, unless the call has ended. Raises nothing."""
-        with self._lock:
-            if self._future.done():
-                return
-            self._batches = batches
-        try:
-            settle = partial(self._future.set_result, self._context.run(self._made, batches))
-        except BaseException as error:
-            settle = partial(self._future.set_exception, error)
-        with self._lock:
-            self._batches = None
-            if not self._future.done():
-                settle()
-
-    def leave(self, reason: str) -> threading.Thread | None:
-        """End the call with ``RuntimeError(reason)``, and the wait for its source. Once ended, it stays so.
-
-        Return the thread that closes the source, if there is one.
-        """
-        with self._lock:
-            if self._future.done():
-                return None
-            self._future.set_exception(RuntimeError(reason))
-            return None if self._batches is None else self._batches.interrupt()
-
-    @property
-    def has_ended(self) -> bool:
-        return self._future.done()
-
-    def _made(self, batches: SingleBatches) -> Any:
-        self._go_on("the positions of its seeds")
-        request = self._request()
-        self._go_on("a source to open")
-        batches.open()
-        self._go_on("its batch")
-        timeout_s = round(self._remaining_s(), 2)  # The source may name it in an error.
-        return self._make(batches.receive(request, timeout_s))
-
-    def _go_on(self, waits_for: str) -> None:
-        if self._future.done() or not self._remaining_s():
-            raise self._late()
-        self._waits_for = waits_for
-
-    def _result(self) -> Any:
-        if not self._future.done():
-            raise self._late()
-        return self._future.result()
-
-    def _late(self) -> TimeoutError:
-        return TimeoutError(f"no batch within {self._timeout_s:g} s: the call waits for {self._waits_for}")
-
-    def _remaining_s(self) -> float:
-        return max(self._deadline - time.monotonic(), 0.0)
-
-
-class _Turns:
-    """Calls that wait, and the threads that serve them, each with a source. Keeps no sampler alive.
-
-    The threads are daemons: one that waits for a server which is away must not keep a script from ending.
-    """
-
-    def __init__(self, open_batches: Callable[[], SingleBatches], *, limit: int, name: str) -> None:
-        self._open_batches = open_batches
-        self._limit = limit
-        self._name = name
-        self._changed = threading.Condition()
-        self._waiting: deque[_Call] = deque()
-        self._served: set[_Call] = set()
-        self._threads: list[threading.Thread] = []
-        self._sources: list[SingleBatches] = []
-        self._idle = 0
-        """Threads that wait for a call."""
-        self._closed = False
-
-    @property
-    def num_sources(self) -> int:
-        with self._changed:
-            return sum(batches.is_open for batches in self._sources)
-
-    def put(self, call: _Call) -> None:
-        """Queue a call, and start a thread where none is idle and ``limit`` allows it."""
-        with self._changed:
-            if self._closed:
-                raise RuntimeError(f"{self._name} was closed")
-            while self._waiting and self._waiting[0].has_ended:  # Else an outage would pile them up.
-                self._waiting.popleft()
-            if self._idle <= len(self._waiting) and len(self._threads) < self._limit:
-                self._start_thread()
-            self._waiting.append(call)
-            self._changed.notify()
-
-    def _start_thread(self) -> None:
-        """Start a thread that serves calls. ``OSError`` where none can be started and there is no other."""
-        batches = self._open_batches()
-        thread = threading.Thread(target=_serve, args=(self, batches), name=self._name, daemon=True)
-        try:
-            with naming_process_limit(f"concurrency={self._limit}"):
-                thread.start()
-        except OSError as error:
-            if not self._threads:
-                raise
-            logger.warning("%s: %d threads serve its calls: %s", self._name, len(self._threads), error)
-            self._limit = len(self._threads)
-            return
-        self._threads.append(thread)
-        self._sources.append(batches)
-
-    def take(self) -> _Call | None:
-        """Wait for the next call. ``None`` once closed."""
-        with self._changed:
-            self._idle += 1
-            while not self._waiting and not self._closed:
-                self._changed.wait()
-            self._idle -= 1
-            if self._closed:
-                return None
-            call = self._waiting.popleft()
-            self._served.add(call)
-            return call
-
-    def served(self, call: _Call) -> None:
-        with self._changed:
-            self._served.discard(call)
-
-    def close(self, *, wait_s: float) -> None:
-        """Fail all calls, end the threads and close their sources. Wait ``wait_s`` seconds for them."""
-        with self._changed:
-            self._closed = True
-            calls = [*self._waiting, *self._served]
-            self._waiting.clear()
-            self._changed.notify_all()
-        ends = [call.leave(f"{self._name} was closed") for call in calls]
-        deadline = time.monotonic() + wait_s
-        for thread in (*self._threads, *ends):
-            if thread is not None and thread is not threading.current_thread():
-                thread.join(max(deadline - time.monotonic(), 0))
-
-
-def _serve(turns: _Turns, batches: SingleBatches) -> None:
-    while (call := turns.take()) is not None:
-        call.serve(batches)
-        turns.served(call)
-        del call  # It has the batch.
-    batches.close()
-
-
-def _close_turns(turns: _Turns, owner: int) -> None:
-    """Close without a wait: where a sampler was collected, or the script ends."""
-    if os.getpid() == owner:
-        turns.close(wait_s=0)
