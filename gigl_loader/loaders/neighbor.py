@@ -17,13 +17,9 @@ from gigl_loader.loaders.arguments import ColumnByType, Fanouts, LoaderOptions
 from gigl_loader.loaders.base import BaseDistLoader
 from gigl_loader.loaders.collate import Collator
 from gigl_loader.loaders.input_times import timed_input
-<<<<<<< HEAD
 from gigl_loader.loaders.inputs import SeedNodes
-from gigl_loader.loaders.seeds_by_type import SeedsByType, attach_seeds, read_seeds
-=======
-from gigl_loader.loaders.inputs import SeedNodes, read_seed_nodes
 from gigl_loader.loaders.migration import check_fanouts
->>>>>>> 0d36c03f (Objects, arguments and attributes of GLT and GiGL are taken where they mean the same, else refused in a line that says what to use)
+from gigl_loader.loaders.seeds_by_type import SeedsByType, attach_seeds, read_seeds
 from gigl_loader.options import flag
 from gigl_loader.sampling.khop import SUBGRAPH_TYPES
 from gigl_loader.sampling.plan import BatchPlan, SamplerArguments, SamplerOptions

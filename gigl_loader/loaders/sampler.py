@@ -22,11 +22,8 @@ from gigl_loader.loaders.link import DistLinkNeighborLoader
 from gigl_loader.loaders.link_labels import LinkLabels
 from gigl_loader.loaders.neighbor import DistNeighborLoader
 from gigl_loader.loaders.new_nodes import read_new_nodes
-<<<<<<< HEAD
-from gigl_loader.loaders.seeds_by_type import new_nodes_of
-=======
 from gigl_loader.loaders.sampler_calls import Call, Turns, close_turns
->>>>>>> 0d36c03f (Objects, arguments and attributes of GLT and GiGL are taken where they mean the same, else refused in a line that says what to use)
+from gigl_loader.loaders.seeds_by_type import new_nodes_of
 from gigl_loader.loaders.single_batches import SingleBatches
 from gigl_loader.loaders.stream import BatchPipeline
 from gigl_loader.options import flag, whole_number
