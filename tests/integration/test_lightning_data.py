@@ -21,7 +21,7 @@ from gigl_loader.graph import HOMOGENEOUS_EDGE
 from gigl_loader.lightning import GiglDataModule
 from gigl_loader.partition import build_graph, tables_from_pyg
 from tests.support.lightning_runs import check_each_seed_once, killed_and_resumed
-from tests.support.pyg_graphs import homogeneous
+from tests.support.pyg_graphs import heterogeneous, homogeneous
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 
@@ -289,6 +289,33 @@ def test_without_a_trainer_loaders_can_be_built_by_hand() -> None:
     with data.train_dataloader() as loader:
         assert len(list(loader)) == len(loader)
     data.teardown()
+
+
+class BothTypes(Model):
+    """Records the seeds of each node type."""
+
+    def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        self.trained.append(
+            (self.current_epoch, [*batch["user"].batch.tolist(), *batch["item"].batch.tolist()])
+        )
+        return self.inner.weight.square().mean()
+
+
+def test_seeds_of_several_types_are_trained_on() -> None:
+    data = GiglDataModule(
+        DistDataset.from_pyg(heterogeneous()),
+        DistNeighborLoader,
+        num_neighbors=FANOUT,
+        batch_size=32,
+        num_workers=0,
+        train={"input_nodes": {"user": range(30), "item": range(40)}, "shuffle": True, "seed": 3},
+    )
+    model = BothTypes()
+    with quiet():
+        lightning.Trainer(max_epochs=2, **QUIET).fit(model, datamodule=data)
+    for epoch in range(2):
+        seen = [node for of_epoch, seeds in model.trained if of_epoch == epoch for node in seeds]
+        assert sorted(seen) == sorted([*range(30), *range(40)])
 
 
 @pytest.mark.slow
