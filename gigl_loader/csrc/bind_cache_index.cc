@@ -77,6 +77,19 @@ nb::object Plan(CacheIndex& index, const RowLists& batches, const RowLists& ahea
   return nb::make_tuple(plan->number, found, Copied(plan->missing), Copied(plan->missing_slots));
 }
 
+bool Fits(CacheIndex& index, const RowLists& batches, const std::vector<const BoundPeerSlots*>& peers) {
+  const std::vector<std::span<const int64_t>> rows = Spans(batches);
+  const std::vector<const PeerSlots*> others = PointersTo(peers);
+  bool accepted, fits = false;
+  {
+    ReleaseGil release;
+    accepted = std::all_of(rows.begin(), rows.end(), [&index](const auto& each) { return index.Accepts(each); });
+    if (accepted) fits = index.Fits(rows, others);
+  }
+  RequireRows(index, accepted);
+  return fits;
+}
+
 void RequirePinned(bool pinned, int64_t window) { Require(pinned, "window " + std::to_string(window) + " is not pinned"); }
 
 void Count(CacheIndex& index, const Array<const int64_t>& rows) {
@@ -103,6 +116,7 @@ void BindCacheIndex(nb::module_& m) {
   nb::class_<CacheIndex>(m, "CacheIndex")
       .def("__init__", &Init, "num_slots"_a, "num_rows"_a = 0, "published"_a.noconvert() = nb::none(), nb::keep_alive<1, 4>())
       .def("plan", &Plan, "batches"_a.noconvert(), "ahead"_a.noconvert() = nb::list(), "partial"_a = false, "peers"_a = nb::list())
+      .def("fits", &Fits, "batches"_a.noconvert(), "peers"_a = nb::list())
       .def("publish", [](CacheIndex& index, int64_t window) { RequirePinned(index.Publish(window), window); }, "window"_a)
       .def("release", [](CacheIndex& index, int64_t window) { RequirePinned(index.Release(window), window); }, "window"_a)
       .def("forget", [](CacheIndex& index, int64_t window) { RequirePinned(index.Forget(window), window); }, "window"_a)

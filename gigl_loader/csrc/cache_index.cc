@@ -7,6 +7,7 @@
 #include <bit>
 #include <new>
 #include <numeric>
+#include <stdexcept>
 #include <utility>
 
 namespace gigl {
@@ -58,9 +59,11 @@ void DropFound(std::vector<int64_t>& rows, size_t batches, std::span<const PeerS
 // Finds in which class the item number `rank` (from 1) lies, if items are ordered by class, and leaves in `rank` its
 // number within the class.
 size_t ClassOf(const std::vector<int64_t>& sizes, int64_t& rank) {
-  size_t at = 0;
-  while (rank > sizes[at]) rank -= sizes[at++];
-  return at;
+  for (size_t at = 0; at < sizes.size(); ++at) {
+    if (rank <= sizes[at]) return at;
+    rank -= sizes[at];
+  }
+  throw std::logic_error("fewer rows can leave the cache than were counted");
 }
 
 }  // namespace
@@ -230,41 +233,63 @@ void CacheIndex::Remove(std::span<const int64_t> slots) {
   num_used_ -= static_cast<int64_t>(slots.size());
 }
 
-std::optional<WindowPlan> CacheIndex::Plan(std::span<const std::span<const int64_t>> batches,
-                                           std::span<const std::span<const int64_t>> ahead,
-                                           std::span<int64_t* const> slots, bool partial,
-                                           std::span<const PeerSlots* const> peers) {
-  WindowPlan plan{first_ + static_cast<int32_t>(windows_.size()), {}, {}};
-  int64_t num_evictable = num_used_ - num_pinned_;
-  int64_t num_wanted = 0;
+// Writes the slots of the rows of a window, where they have some, and lets the window want them.
+CacheIndex::Lookup CacheIndex::LookUp(std::span<const std::span<const int64_t>> batches, std::span<int64_t* const> slots,
+                                      std::span<const PeerSlots* const> peers) {
+  const int32_t number = first_ + static_cast<int32_t>(windows_.size());
+  Lookup lookup{{}, 0, num_used_ - num_pinned_, 0};
   wanted_.clear();
   for (size_t b = 0; b < batches.size(); ++b) {
-    num_wanted += static_cast<int64_t>(batches[b].size());
+    lookup.num_wanted += static_cast<int64_t>(batches[b].size());
     for (size_t begin = 0; begin < batches[b].size(); begin += kBlock) {
       const std::span<const int64_t> block = BlockOf(batches[b], begin);
       int64_t* const found = slots[b] + begin;
       Find(block, found);
       for (size_t i = 0; i < block.size(); ++i) {
         if (found[i] < 0) {
-          plan.missing.push_back(block[i]);
-        } else if (Slot& slot = slots_[found[i]]; slot.last != plan.number) {
-          num_evictable -= slot.last < first_;
+          lookup.missing.push_back(block[i]);
+        } else if (Slot& slot = slots_[found[i]]; slot.last != number) {
+          lookup.num_evictable -= slot.last < first_;
           wanted_.push_back({static_cast<int32_t>(found[i]), slot.last});
-          slot.last = plan.number;
+          slot.last = number;
         }
       }
     }
   }
-  RadixSort(plan.missing);
-  plan.missing.erase(std::unique(plan.missing.begin(), plan.missing.end()), plan.missing.end());
-  DropFound(plan.missing, batches.size(), peers);
-  const int64_t num_missing = static_cast<int64_t>(plan.missing.size());
-  const int64_t num_free = std::min(num_slots() - num_used_, num_missing);
-  const bool fits = num_missing - num_free <= num_evictable;
+  RadixSort(lookup.missing);
+  lookup.missing.erase(std::unique(lookup.missing.begin(), lookup.missing.end()), lookup.missing.end());
+  DropFound(lookup.missing, batches.size(), peers);
+  lookup.num_free = std::min(num_slots() - num_used_, static_cast<int64_t>(lookup.missing.size()));
+  return lookup;
+}
+
+void CacheIndex::UndoLookup() {
+  for (const auto& [slot, last] : wanted_) slots_[slot].last = last;
+}
+
+bool CacheIndex::Fits(std::span<const std::span<const int64_t>> batches, std::span<const PeerSlots* const> peers) {
+  std::vector<std::vector<int64_t>> slots;
+  std::vector<int64_t*> targets;
+  for (const auto& rows : batches) targets.push_back(slots.emplace_back(rows.size()).data());
+  const bool fits = LookUp(batches, targets, peers).fits();
+  UndoLookup();
+  return fits;
+}
+
+std::optional<WindowPlan> CacheIndex::Plan(std::span<const std::span<const int64_t>> batches,
+                                           std::span<const std::span<const int64_t>> ahead,
+                                           std::span<int64_t* const> slots, bool partial,
+                                           std::span<const PeerSlots* const> peers) {
+  WindowPlan plan{first_ + static_cast<int32_t>(windows_.size()), {}, {}};
+  Lookup lookup = LookUp(batches, slots, peers);
+  const bool fits = lookup.fits();
   if (!fits && !partial) {
-    for (const auto& [slot, last] : wanted_) slots_[slot].last = last;
+    UndoLookup();
     return std::nullopt;
   }
+  plan.missing = std::move(lookup.missing);
+  const int64_t num_wanted = lookup.num_wanted, num_evictable = lookup.num_evictable, num_free = lookup.num_free;
+  const int64_t num_missing = static_cast<int64_t>(plan.missing.size());
 
   RowsWithoutSlot rivals(fits ? std::span<const int64_t>() : plan.missing);
   const std::vector<int64_t> victims = Victims(ahead, num_evictable, num_missing - num_free, rivals, peers);

@@ -69,6 +69,9 @@ class CacheIndex {
                                  std::span<const std::span<const int64_t>> ahead, std::span<int64_t* const> slots,
                                  bool partial, std::span<const PeerSlots* const> peers = {});
 
+  // Whether Plan has slots for all rows of a window, without `partial`.
+  bool Fits(std::span<const std::span<const int64_t>> batches, std::span<const PeerSlots* const> peers);
+
   // Lets peers copy the rows that were missing in a window: they have been read. False where it is not pinned.
   bool Publish(int64_t window);
 
@@ -108,12 +111,23 @@ class CacheIndex {
     int32_t last;  // before this window
   };
 
+  struct Lookup {
+    std::vector<int64_t> missing;  // ascending, distinct
+    int64_t num_wanted;            // rows of batches
+    int64_t num_evictable;         // slots that neither this window wants nor one before it
+    int64_t num_free;              // of the missing rows, those that take a free slot
+    bool fits() const { return static_cast<int64_t>(missing.size()) - num_free <= num_evictable; }
+  };
+
   size_t Home(uint64_t hash) const { return PlaceOf(hash, table_.size()); }
   uint32_t Tag(uint64_t hash) const { return static_cast<uint32_t>(hash) & ~slot_mask_; }
   size_t Next(size_t at) const { return at + 1 == table_.size() ? 0 : at + 1; }
   int64_t SlotOf(uint32_t entry) const { return static_cast<int64_t>(entry & slot_mask_) - 1; }
   bool Evictable(const Slot& slot) const { return slot.row >= 0 && slot.last < first_; }
 
+  Lookup LookUp(std::span<const std::span<const int64_t>> batches, std::span<int64_t* const> slots,
+                std::span<const PeerSlots* const> peers);
+  void UndoLookup();
   void Find(std::span<const int64_t> rows, int64_t* found) const;
   void Insert(std::span<const int64_t> slots);
   void Remove(std::span<const int64_t> slots);

@@ -355,6 +355,8 @@ class CacheIndex:
 
         ``ValueError`` for a negative row, or one of ``num_rows`` or more.
         """
+    def fits(self, batches: Sequence[Int64Array], peers: Sequence[PeerSlots] = ...) -> bool:
+        """Return whether ``plan`` has slots for all rows of a window. Nothing changes."""
     def publish(self, window: int) -> None:
         """Let other ranks copy the rows that were missing. ``ValueError`` where the window is not pinned."""
     def release(self, window: int) -> None:

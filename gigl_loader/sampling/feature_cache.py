@@ -11,7 +11,7 @@ import logging
 import mmap
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,98 +20,26 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from gigl_loader.arrays import Bytes, Int64Array
-from gigl_loader.graph.schema import type_name
 from gigl_loader.native import CacheIndex, copy_from_peers, copy_rows
-from gigl_loader.options import EdgeType, NodeType
+from gigl_loader.sampling.cache_shares import CacheShares, Kind, SlotCost
 from gigl_loader.sampling.host_cache import PUBLISHED_BYTES, HostCache, Slots
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.native import PeerSlots
-    from gigl_loader.options import CachePolicy
+    from gigl_loader.sampling.cached_columns import CachedColumns
     from gigl_loader.sampling.host_cache import HostRanks, SharedSlots
     from gigl_loader.sampling.partitioned import OwnerRows
-    from gigl_loader.sampling.plan import ColumnPlan
-    from gigl_loader.sampling.rows import RowReader
     from gigl_loader.sampling.store import GatherRequest
 
 logger = logging.getLogger(__name__)
 
-Kind: TypeAlias = NodeType | EdgeType
 Places: TypeAlias = Mapping[Kind, Int64Array]
 """Places of the rows that a batch wants, by type: see ``sampling/rows.py``."""
 
 _PAGE = mmap.PAGESIZE
 _NONE = np.empty(0, np.int64)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CachedColumns:
-    """Columns of one type, and where their rows are read."""
-
-    reader: RowReader
-    row_bytes: tuple[int, ...]
-    """Of each column."""
-    num_rows: int
-    """Rows of the type in the graph: more are never cached."""
-    here: OwnerRows | None = None
-    """Reads rows of this host where ``reader`` reads those of other hosts. Rows of this host take no slot."""
-    cached: bool = True
-    """False: the reader reads memory, and is asked for every batch."""
-    counted: bool = False
-    """Count how often batches want each row. Rows are then positions, below ``num_rows``."""
-    signature: str = ""
-    """Names and sizes of the columns: equal where two ranks of a host may share rows."""
-    counts: Bytes | None = None
-    """How often each row is likely to be wanted, uint8 [num_rows], where something is known beforehand."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of a row, of all columns."""
-        return sum(self.row_bytes)
-
-
-def cached_columns(
-    schema: GraphSchema,
-    plan: ColumnPlan,
-    readers: Mapping[Kind, RowReader],
-    *,
-    mapped: Collection[Kind] = (),
-    here: Mapping[Kind, OwnerRows] | None = None,
-    policy: CachePolicy = "census",
-    degrees: Mapping[Kind, Bytes] | None = None,
-) -> dict[Kind, CachedColumns]:
-    """Return the columns that batches of a plan carry.
-
-    Rows of ``mapped`` types are in memory already; of the other types, rows that ``here`` holds.
-
-    ``degrees`` says how often rows are likely to be wanted, for the policy ``"degree"``.
-    """
-    found: dict[Kind, CachedColumns] = {}
-    for kind, names in columns_with_bytes(schema, plan):
-        of_type = schema.nodes[kind] if isinstance(kind, str) else schema.edges[kind]
-        found[kind] = CachedColumns(
-            reader=readers[kind],
-            row_bytes=tuple(of_type.columns[name].row_bytes for name in names),
-            num_rows=of_type.count,
-            signature=f"{type_name(kind)} {[(name, of_type.columns[name].row_bytes) for name in names]}",
-            here=(here or {}).get(kind),
-            cached=kind not in mapped,
-            counted=policy == "census" and isinstance(kind, str),
-            counts=(degrees or {}).get(kind) if policy == "degree" else None,
-        )
-    return found
-
-
-def columns_with_bytes(schema: GraphSchema, plan: ColumnPlan) -> Iterator[tuple[Kind, list[str]]]:
-    """Yield the columns to be read for the batches of a plan, of each type that has some."""
-    carried: list[tuple[Kind, Sequence[str]]] = [*plan.nodes.items(), *plan.edges.items()]
-    for kind, names in carried:
-        filled = [name for name in names if schema.columns[kind][name].row_bytes]
-        if filled:
-            yield kind, filled
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +94,23 @@ class FeatureCache:
         ``ranks`` of this host copy rows from each other's caches.
         """
         self._columns = dict(columns)
+        self._ranks = ranks
         self._host = None if ranks is None or nbytes == 0 else HostCache(ranks)
         self._nbytes = nbytes
         self._types: dict[Kind, _TypeCache] = {}
+        self._shares = CacheShares(
+            {
+                kind: SlotCost(self._cost(each), each.num_rows)
+                for kind, each in self._columns.items()
+                if each.cached
+            }
+        )
+        self._written = {kind: each.written() for kind, each in self._columns.items()}
+        """What it returned last, of each type."""
+        self._num_open = 0
+        """Windows that are planned, and not released."""
+        self._is_stale = False
+        """No window is planned before the slots are allocated anew."""
         self._lock = threading.Lock()
         self._counts = RowCounts()
         self._closed = False
@@ -223,20 +165,30 @@ class FeatureCache:
     ) -> Window | None:
         """Give slots to all rows of a window. ``None``, with nothing changed, where they do not fit now.
 
+        Nor do they while windows are open and the memory is to be shared anew by the types, or files of rows
+        were written to: the cache is then emptied first.
+
         ``ahead`` are the places of later batches, in order. ``partial``: rows that do not fit, and are wanted
         again later than those in the cache, have no slots then. They are read straight into the frame. Rows
         in the cache of another rank of this host take no slots.
         """
-        if not self._types:
-            self._allocate(batches[0])
+        if self._must_allocate([*batches, *ahead]):
+            if self._num_open:
+                return None
+            self._allocate([*batches, *ahead])
         window = Window({}, [{} for _ in batches], {}, 0.0)
-        for kind, cached in self._types.items():
-            wanted = [places.get(kind, _NONE) for places in batches]
-            if not any(map(len, wanted)):
-                continue
+        self._num_open += 1
+        rows_of = {kind: [places.get(kind, _NONE) for places in batches] for kind in self._types}
+        rows_of = {kind: wanted for kind, wanted in rows_of.items() if any(map(len, wanted))}
+        # All types first: a type that was planned has given up rows.
+        if len(rows_of) > 1 and not (partial or all(self._fits(*each) for each in rows_of.items())):
+            self.forget(window)
+            return None
+        for kind, wanted in rows_of.items():
+            cached = self._types[kind]
             after = [places.get(kind, _NONE) for places in ahead]
             planned = cached.index.plan(wanted, after, partial, self._peers(kind))
-            if planned is None:
+            if planned is None:  # The only type; or rows that other ranks have just given up.
                 self.forget(window)
                 return None
             number, slots, missing, missing_slots = planned
@@ -250,6 +202,7 @@ class FeatureCache:
             window.counts += RowCounts(
                 wanted=rows, cache=rows - read, read=read, read_bytes=read * self._columns[kind].nbytes
             )
+        self._shares.count(batches)
         return window
 
     def fetch(self, window: Window) -> None:
@@ -263,11 +216,13 @@ class FeatureCache:
 
     def release(self, window: Window) -> None:
         """Let rows of a window go where they are in the way."""
+        self._num_open -= 1
         for kind, number in window.numbers.items():
             self._types[kind].index.release(number)
 
     def forget(self, window: Window) -> None:
         """Release a window whose missing rows were not read."""
+        self._num_open -= 1
         for kind, number in window.numbers.items():
             self._types[kind].index.forget(number)
 
@@ -319,7 +274,14 @@ class FeatureCache:
             self._host.join()
 
     def _peers(self, kind: Kind) -> tuple[PeerSlots, ...]:
-        return () if self._host is None else self._host.peers(kind)
+        return () if self._host is None else self._host.peers(kind, self._written.get(kind, 0))
+
+    def _fits(self, kind: Kind, wanted: list[Int64Array]) -> bool:
+        """Whether the rows of a window have slots, of one type."""
+        index = self._types[kind].index
+        return sum(map(len, wanted)) <= index.num_slots - index.num_pinned or index.fits(
+            wanted, self._peers(kind)
+        )
 
     def _copy_from_peers(
         self, wanted: tuple[GatherRequest, Int64Array | None]
@@ -354,22 +316,33 @@ class FeatureCache:
         with self._lock:
             self._counts += counts
 
-    def _allocate(self, first: Places) -> None:
-        """Share the memory among the types by the bytes that the first batch wants of them."""
-        costs = {kind: self._cost(each) for kind, each in self._columns.items() if each.cached}
-        wanted = {kind: max(len(first.get(kind, _NONE)), 1) * costs[kind] for kind in costs}
-        left, sizes = self._nbytes, {}
-        for kind in sorted(costs, key=lambda kind: costs[kind] * self._columns[kind].num_rows / wanted[kind]):
-            share = left * wanted[kind] // sum(wanted.values())
-            slots = min(share // costs[kind], self._columns[kind].num_rows)
-            sizes[kind] = max(slots, 1)
-            left -= slots * costs[kind]
-            del wanted[kind]
+    def _must_allocate(self, known: Sequence[Places]) -> bool:
+        """Whether slots are to be allocated before the next window. ``known``: the batches that come next."""
+        written = {kind: each.written() for kind, each in self._columns.items()}
+        sizes = {kind: each.num_slots for kind, each in self._types.items()}
+        if written != self._written or self._shares.differ(sizes, self._nbytes, known):
+            self._is_stale = True
+        self._written = written  # At once: rows of ranks that have not noticed are not copied.
+        return self._is_stale or not self._types
+
+    def _allocate(self, known: Sequence[Places]) -> None:
+        """Share the memory among the types by the bytes that batches want of them. No window is open.
+
+        Other ranks may still copy rows from slots of before: their memory stays theirs until they let go.
+        """
+        if self._types and self._host is not None and self._ranks is not None:
+            self._host.close()
+            self._host.join()
+            self._host = HostCache(self._ranks)
+        self._types = {}
+        sizes = self._shares.sizes(self._nbytes, known)
         shared = self._shared(sizes)
         types = {
             kind: _TypeCache(self._columns[kind], size, shared.get(kind)) for kind, size in sizes.items()
         }
-        self._types = types  # All at once: other threads read it.
+        self._types, self._is_stale = types, False  # All types at once: other threads read them.
+        if self._closed and self._host is not None:
+            self._host.close()
 
     def _shared(self, sizes: Mapping[Kind, int]) -> Mapping[Kind, SharedSlots]:
         """Return memory for slots that other ranks of this host can read, if there is any."""
@@ -377,7 +350,10 @@ class FeatureCache:
             return {}
         columns = self._columns
         slots = {
-            kind: Slots(n, columns[kind].row_bytes, columns[kind].signature) for kind, n in sizes.items()
+            kind: Slots(
+                n, columns[kind].row_bytes, columns[kind].signature, written=self._written.get(kind, 0)
+            )
+            for kind, n in sizes.items()
         }
         try:
             return self._host.allocate(slots)

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 PUBLISHED_BYTES = 20
 """Of a slot whose row other ranks may copy, besides what each slot takes."""
-_FORMAT = "1"
+_FORMAT = "2"
 _FIRST_LOOK_S, _LOOK_S = 0.02, 1.0
 """Pause between two looks for the parts of other ranks: doubles from the first to the second."""
 _RETURN_S = 10.0
@@ -71,6 +71,8 @@ class Slots(NamedTuple):
     """Of each column."""
     signature: str
     """Equal where rows of two ranks have the same bytes."""
+    written: int = 0
+    """Number that changes when files are written to: rows that were read before may have other bytes."""
 
 
 class SharedSlots(NamedTuple):
@@ -88,7 +90,7 @@ class HostCache:
     def __init__(self, ranks: HostRanks) -> None:
         self._ranks = ranks
         self._signatures: dict[str, NodeType | EdgeType] = {}
-        self._peers: dict[NodeType | EdgeType, tuple[PeerSlots, ...]] = {}
+        self._peers: dict[NodeType | EdgeType, tuple[_OfPeer, ...]] = {}
         self._thread: threading.Thread | None = None
         self._open = threading.Lock()
         self._open.acquire()  # A thread that waits for it waits for the end. Releasing runs no Python code.
@@ -126,14 +128,18 @@ class HostCache:
         found = {}
         for number, (kind, each) in enumerate(types.items()):
             arrays = _arrays(memory, layout, number, len(each.row_bytes))
+            arrays.written[0] = each.written
             found[kind] = SharedSlots(
                 (arrays.table, arrays.heads, arrays.marks, arrays.clock), arrays.columns
             )
         return found
 
-    def peers(self, kind: NodeType | EdgeType) -> tuple[PeerSlots, ...]:
-        """Return the rows of a type that other ranks have: those that are known by now."""
-        return self._peers.get(kind, ())
+    def peers(self, kind: NodeType | EdgeType, written: int = 0) -> tuple[PeerSlots, ...]:
+        """Return the rows of a type that other ranks have, of those that are known by now.
+
+        And of those alone that have read them since files were ``written`` to last.
+        """
+        return tuple(each.slots for each in self._peers.get(kind, ()) if each.written == written)
 
     def close(self) -> None:
         """Let the other ranks' parts go, and they this one. Closing twice is fine. It takes no lock."""
@@ -184,7 +190,7 @@ class HostCache:
             self._set_peers([*parts.values()])
 
     def _set_peers(self, parts: list[_Part]) -> None:
-        peers: dict[NodeType | EdgeType, list[PeerSlots]] = {}
+        peers: dict[NodeType | EdgeType, list[_OfPeer]] = {}
         for part in parts:
             for signature, slots in part.slots.items():
                 if (kind := self._signatures.get(signature)) is not None:
@@ -202,11 +208,19 @@ class HostCache:
             return None
 
 
+class _OfPeer(NamedTuple):
+    """Rows of one type that another rank has."""
+
+    slots: PeerSlots
+    written: int
+
+
 class _Arrays(NamedTuple):
     table: npt.NDArray[np.uint32]
     heads: Int64Array
     marks: npt.NDArray[np.uint32]
     clock: Int64Array
+    written: Int64Array
     columns: list[Bytes]
 
 
@@ -218,6 +232,7 @@ def _specs(slots: Slots) -> list[tuple[str, ArraySpec]]:
         ("heads", ArraySpec("I64", (count, 2))),
         ("marks", ArraySpec("U32", (count,))),
         ("clock", ArraySpec("I64", (1,))),
+        ("written", ArraySpec("I64", (1,))),
         *columns,
     ]
 
@@ -227,13 +242,13 @@ def _arrays(memory: Bytes, layout: Layout, number: int, num_columns: int) -> _Ar
         return layout.view(memory, f"{number}/{name}")
 
     columns = [view(f"column {n}") for n in range(num_columns)]
-    return _Arrays(view("table"), view("heads"), view("marks"), view("clock"), columns)
+    return _Arrays(view("table"), view("heads"), view("marks"), view("clock"), view("written"), columns)
 
 
 class _Part:
     """The part of another rank, mapped."""
 
-    def __init__(self, fd: int, slots: dict[str, PeerSlots]) -> None:
+    def __init__(self, fd: int, slots: dict[str, _OfPeer]) -> None:
         self.fd = fd
         self.slots = slots
         """By signature."""
@@ -262,7 +277,7 @@ class _Part:
         return True
 
 
-def _slots_in(fd: int, nbytes: int, *, token: str, graph: str, first: bool) -> dict[str, PeerSlots]:
+def _slots_in(fd: int, nbytes: int, *, token: str, graph: str, first: bool) -> dict[str, _OfPeer]:
     memory, writable = map_memory(fd, nbytes, prot=mmap.PROT_READ), map_memory(fd, nbytes)
     layout = Layout.parse(memory, what="rows of another rank", max_header=_MAX_HEADER)
     about = dict(layout.metadata)
@@ -276,5 +291,6 @@ def _slots_in(fd: int, nbytes: int, *, token: str, graph: str, first: bool) -> d
         num_columns = sum(each.startswith(f"{number}/column ") for each in layout.specs)
         arrays = _arrays(memory, layout, number, num_columns)
         marks = layout.view(writable, f"{number}/marks")
-        found[signature] = PeerSlots(arrays.table, arrays.heads, marks, arrays.clock, arrays.columns, first)
+        slots = PeerSlots(arrays.table, arrays.heads, marks, arrays.clock, arrays.columns, first)
+        found[signature] = _OfPeer(slots, int(arrays.written[0]))
     return found

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from gigl_loader.options import EdgeType, NodeType
 
 
+_MAX_LOOKS = 64
+"""Files whose status is looked at for a window of batches. A look takes 1 to 2 us."""
+
+
 class RowReader(Protocol):
     """Reads the feature rows of one node or edge type, all of its columns. Thread-safe."""
 
@@ -122,6 +126,9 @@ class DiskRows:
         self.gap = gap
         """Bytes between rows that are read rather than skipped."""
         self._reader = DiskReader(depth, gap, engine)
+        self._files = [*paths.values()]
+        self._statuses = [_status(path) for path in self._files]
+        self._next_look = 0
         self._stored: dict[int, list[tuple[int, int, int]]] = {}
         """Of each partition and column: number of the file, byte of row 0, number of rows."""
         try:
@@ -143,6 +150,16 @@ class DiskRows:
     def engine(self) -> str:
         """``"io_uring"`` or ``"threads"``."""
         return self._reader.engine
+
+    def written(self) -> int:
+        """Return a number that changes when one of the files is written to. Equal on all ranks of a host.
+
+        Looks at 64 files at most, others by turns. Not thread-safe.
+        """
+        for _ in range(min(_MAX_LOOKS, len(self._files))):
+            self._next_look = (self._next_look + 1) % len(self._files)
+            self._statuses[self._next_look] = _status(self._files[self._next_look])
+        return hash(tuple(self._statuses)) & (1 << 63) - 1
 
     def read(self, rows: Int64Array, targets: Int64Array, out: Sequence[Bytes]) -> None:
         jobs = [
@@ -179,6 +196,15 @@ class _Ranges:
             if part not in self.parts:
                 raise ValueError(f"partition {part} is not among those that are read: {self.parts}")
             yield part, int(self._bounds[part]), slice(int(ends[part]), int(ends[part + 1]))
+
+
+def _status(path: str) -> tuple[int, ...]:
+    """Return what changes with the bytes of a file. Its time of modification alone can be set back."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _row_bytes(graph: Graph, kind: NodeType | EdgeType, name: str) -> int:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from gigl_loader.channel.frame import Frame
 from gigl_loader.channel.ring import private_slots
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable, WorkerDied
-from gigl_loader.sampling.feature_cache import FeatureCache, RowCounts, cached_columns, columns_with_bytes
+from gigl_loader.sampling.cached_columns import cached_columns, columns_with_bytes
+from gigl_loader.sampling.feature_cache import FeatureCache, RowCounts
 from gigl_loader.sampling.frame_writer import Completion
 from gigl_loader.sampling.host_cache import HostRanks
 from gigl_loader.sampling.partitioned import OwnerRows
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from gigl_loader.arrays import Bytes
     from gigl_loader.graph.graph import Graph
     from gigl_loader.graph.schema import GraphSchema
-    from gigl_loader.sampling.feature_cache import Kind
+    from gigl_loader.sampling.cache_shares import Kind
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.rows import RowReader
     from gigl_loader.sampling.source import BatchSource, SourceRequest

@@ -195,6 +195,19 @@ def test_a_window_larger_than_the_cache_changes_nothing() -> None:
     assert (index.num_pinned, index.hits) == (100, 60 + 20)
 
 
+def test_whether_a_window_fits_is_said_without_a_change() -> None:
+    index = CacheIndex(100)
+    assert index.plan([strided(60, 1)]) is not None
+    for rows, fits in [(strided(60, 1) + 40, True), (strided(60, 1) + 41, False), (strided(101, 1), False)]:
+        assert index.fits([rows, rows]) is fits
+    assert (index.num_used, index.num_pinned, index.hits) == (60, 60, 0)
+    second = index.plan([strided(60, 1) + 40])
+    assert second is not None
+    assert (second[0], second[2].tolist()) == (1, list(range(60, 100)))
+    with pytest.raises(ValueError, match="a row lies outside"):
+        index.fits([np.array([-1])])
+
+
 def test_part_of_a_window_larger_than_the_cache() -> None:
     """Rows have slots by their next use, then by their counts. Those in the cache go before others."""
     index = CacheIndex(4, 20)

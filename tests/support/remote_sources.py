@@ -16,7 +16,8 @@ from gigl_loader.graph.graph import Graph
 from gigl_loader.rpc.connection import ConnectionPool
 from gigl_loader.rpc.credentials import Caller
 from gigl_loader.rpc.tokens import new_job
-from gigl_loader.sampling.feature_cache import FeatureCache, cached_columns
+from gigl_loader.sampling.cached_columns import cached_columns
+from gigl_loader.sampling.feature_cache import FeatureCache
 from gigl_loader.sampling.frame_writer import Completion
 from gigl_loader.sampling.partitioned import OwnerRows
 from gigl_loader.sampling.plan import BatchPlan

@@ -16,7 +16,8 @@ from gigl_loader.graph.folder import DiskFolder, MemoryFolder
 from gigl_loader.graph.graph import Graph
 from gigl_loader.options import WorkerOptions
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
-from gigl_loader.sampling.feature_cache import FeatureCache, cached_columns
+from gigl_loader.sampling.cached_columns import cached_columns
+from gigl_loader.sampling.feature_cache import FeatureCache
 from gigl_loader.sampling.frame_writer import Completion
 from gigl_loader.sampling.khop import KHop
 from gigl_loader.sampling.negatives import Negatives

@@ -29,7 +29,8 @@ from gigl_loader.group import RankGroup
 from gigl_loader.memfile import create_memory
 from gigl_loader.native import PeerSlots, copy_from_peers
 from gigl_loader.partition import build_graph, tables_from_pyg
-from gigl_loader.sampling.feature_cache import FeatureCache, cached_columns
+from gigl_loader.sampling.cached_columns import cached_columns
+from gigl_loader.sampling.feature_cache import FeatureCache
 from gigl_loader.sampling.frame_writer import Completion
 from gigl_loader.sampling.host_cache import HostRanks
 from gigl_loader.sampling.rows import MappedRows
@@ -133,7 +134,7 @@ def meet(sources: Sequence[WindowedSource]) -> None:
 def allocate(sources: Sequence[WindowedSource]) -> None:
     for source in sources:
         if not source._pipeline.cache.num_slots:
-            source._pipeline.cache._allocate({"node": np.arange(600)})
+            source._pipeline.cache._allocate([{"node": np.arange(600)}])
 
 
 @pytest.mark.parametrize("plan", ["nodes", "links"])
@@ -403,6 +404,26 @@ def test_memory_of_a_rank_is_that_of_its_share() -> None:
             fd = int(json.loads(host.ranks(0).group.published("host-cache/0/loader")[0])["fd"])
             assert os.fstat(fd).st_mode & 0o777 == 0o600
             assert os.fstat(fd).st_size < 1.1 * ALL // 2
+
+
+def test_rows_are_not_copied_from_a_rank_that_read_them_before_a_file_was_written_to() -> None:
+    host = Host(2)
+    with closing(host.open(0)) as first, closing(host.open(1)) as second:
+        meet([first, second])
+        for source in (first, second):
+            source.start_epoch(0)
+            assert drain(source) == sampled_frames(0)
+        cache, others = first._pipeline.cache, second._pipeline.cache
+        assert cache._peers("node")
+        changed = {kind: replace(each, written=lambda: 7) for kind, each in cache._columns.items()}
+        cache._columns.update(changed)
+        first.start_epoch(1)
+        assert drain(first) == sampled_frames(1)  # Its slots are allocated anew, which the other rank finds.
+        assert cache._peers("node") == ()
+        assert cache.num_slots
+        others._columns.update(changed)
+        second.start_epoch(1)
+        assert drain(second) == sampled_frames(1)
 
 
 @pytest.mark.parametrize("damage", ["gone", "other file", "not memory", "other token", "cut"])

@@ -19,7 +19,8 @@ from gigl_loader.arrays import Bytes, Int64Array
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
 from gigl_loader.graph.folder import DiskFolder
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
-from gigl_loader.sampling.feature_cache import FeatureCache, cached_columns, unfilled_bytes
+from gigl_loader.sampling.cached_columns import cached_columns
+from gigl_loader.sampling.feature_cache import FeatureCache, unfilled_bytes
 from gigl_loader.sampling.frame_writer import Completion
 from gigl_loader.sampling.rows import MappedRows
 from gigl_loader.sampling.source import InlineSource
