@@ -165,6 +165,12 @@ def test_resuming_shows_the_batches_still_to_come(tmp_path: Path) -> None:
     assert "6 after it: none lost, none twice" in run(str(ROOT / "examples" / "resume.py"), cwd=tmp_path)
 
 
+@pytest.mark.slow
+def test_workers_change_probabilities_without_overlap(tmp_path: Path) -> None:
+    output = run(str(ROOT / "examples" / "changing_probabilities.py"), cwd=tmp_path)
+    assert "each drawn 2 times in 6 visits by 2 processes; set back 40 times" in output
+
+
 def test_the_first_script_of_the_readme_runs(tmp_path: Path) -> None:
     script = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[0]
     (tmp_path / "script.py").write_text(script)
