@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pickle
 import socket
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from gigl_loader.partition.job import available_memory
 from gigl_loader.processes import FreshProcess, describe_status, is_stopped
+from gigl_loader.resources import naming_process_limit
 
 if TYPE_CHECKING:
     from gigl_loader.partition.tasks import TaskSetting
@@ -72,6 +74,8 @@ class Executor(Protocol):
     def close(self) -> None:
         """End all processes and connections that this executor started."""
 
+
+_logger = logging.getLogger(__name__)
 
 _PROCESS_BYTES = 112 << 20
 """Memory of a process before it does anything: 60 MiB, and 50 more with Arrow for Parquet and CSV."""
@@ -153,9 +157,22 @@ class LocalExecutor:
             if worker is None:
                 if len(self._workers) == self._num_workers:
                     return
-                worker = _Worker()
+                if (worker := self._started()) is None:
+                    return
                 self._workers.append(worker)
             worker.start(self._waiting.popleft(), self._stage.name)
+
+    def _started(self) -> _Worker | None:
+        """Start a process. ``None``, and fewer from now on, where the system allows no more."""
+        try:
+            with naming_process_limit(f"num_workers={self._num_workers}"):
+                return _Worker()
+        except OSError as error:
+            if not self._workers:
+                raise
+            self._num_workers = len(self._workers)
+            _logger.warning("%d processes do the tasks: %s", self._num_workers, error)
+            return None
 
     def _ended(self, worker: _Worker) -> tuple[int, bytes | Lost]:
         task = worker.task
@@ -184,9 +201,9 @@ class _Worker:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        with theirs:
+        with theirs, ours:
             self._process = FreshProcess("gigl_loader.partition.tasks:do_tasks", theirs)
-        self.link = connection.Connection(ours.detach())
+            self.link = connection.Connection(ours.detach())
         self.pid = self._process.pid
         self.task: int | None = None
         self._polls_stopped = 0

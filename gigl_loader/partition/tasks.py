@@ -31,6 +31,7 @@ from gigl_loader.partition.scratch import Scratch, open_scratch, read_file, writ
 from gigl_loader.partition.stage import Stage
 from gigl_loader.partition.steps.ids import UnknownIds
 from gigl_loader.processes import leave_with
+from gigl_loader.resources import naming_process_limit
 from gigl_loader.strict_json import read_json
 
 if TYPE_CHECKING:
@@ -204,12 +205,13 @@ def do_tasks(link: socket.socket) -> None:
     ):
         while True:
             request = json.loads(pipe.recv_bytes())
-            if not path:
-                leave_with(request["parent"])
             try:
-                if opened is None or path != request["stage"]:
-                    opened, path = _opened_from(request["stage"]), request["stage"]
-                result = opened.do(request["task"])
+                with naming_process_limit("num_workers"):
+                    if not path:
+                        leave_with(request["parent"])
+                    if opened is None or path != request["stage"]:
+                        opened, path = _opened_from(request["stage"]), request["stage"]
+                    result = opened.do(request["task"])
             except Exception as error:
                 result = packed_error(error)
             pipe.send_bytes(result)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +20,7 @@ import pytest
 
 from gigl_loader.errors import BuildError, FormatError
 from gigl_loader.graph import HOMOGENEOUS_EDGE, Graph, MemoryFolder
-from gigl_loader.partition import ArrayTable, GraphTables, LocalExecutor, NodeTable, build_graph
+from gigl_loader.partition import ArrayTable, GraphTables, LocalExecutor, NodeTable, build_graph, tasks
 from gigl_loader.partition import runner as runner_module
 from gigl_loader.partition.runner import TaskTotals
 from tests.support.executors import DeadlyTable, rich_tables, write_rich_files
@@ -297,3 +302,43 @@ def test_the_number_of_processes_is_bounded_by_memory() -> None:
     assert LocalExecutor(1).plan(64 << 30).num_workers == 0
     with pytest.raises(ValueError, match="num_workers must be at least 1, got 0"):
         LocalExecutor(0)
+
+
+@pytest.mark.usefixtures("no_leftovers")
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_a_limit_of_processes_is_named_or_leaves_fewer(
+    inputs: Path, expected: Any, allowed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+    popen = subprocess.Popen
+
+    def limited(*arguments: Any, **options: Any) -> Any:
+        if len(started) == allowed:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        started.append("process")
+        return popen(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", limited)
+    if allowed:
+        _build(inputs, tmp_path / "graph", executor=LocalExecutor(2))
+        assert files_of(tmp_path / "graph") == expected
+    else:
+        with pytest.raises(OSError, match=r"num_workers=2: no further .*ulimit -u, .*lower num_workers$"):
+            _build(inputs, tmp_path / "graph", executor=LocalExecutor(2))
+
+
+def test_a_process_that_can_start_no_thread_names_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(tasks, "leave_with", refuse)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # Of this process.
+    ours, theirs = socket.socketpair()
+    with connection.Connection(ours.detach()) as link:
+        link.send_bytes(b'{"stage": "none", "task": 0, "parent": 1}')
+        served = threading.Thread(target=tasks.do_tasks, args=(theirs,))
+        served.start()
+        with pytest.raises(OSError, match=r"num_workers: no further process .*ulimit -u"):
+            tasks.read_result(link.recv_bytes(), what="a task")
+    served.join(60)
+    assert not served.is_alive()
