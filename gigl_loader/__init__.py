@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from gigl_loader.errors import StorageUnavailable as StorageUnavailable
     from gigl_loader.errors import WorkerDied as WorkerDied
     from gigl_loader.loaders.ablp import DistABLPLoader as DistABLPLoader
+    from gigl_loader.loaders.audit import audit as audit
+    from gigl_loader.loaders.audit_report import AuditReport as AuditReport
     from gigl_loader.loaders.base import BaseDistLoader as BaseDistLoader
     from gigl_loader.loaders.dataset import Dataset as Dataset
     from gigl_loader.loaders.embeddings import write_embeddings as write_embeddings
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 # Loaded on first use: sampling processes import parts of this package and must stay free of torch.
 _HOMES = {
+    "AuditReport": "gigl_loader.loaders.audit_report",
     "BaseDistLoader": "gigl_loader.loaders.base",
     "CustomSamplerOptions": "gigl_loader.sampling.plans.custom",
     "Dataset": "gigl_loader.loaders.dataset",
@@ -59,12 +62,14 @@ _HOMES = {
     "StatsWriter": "gigl_loader.loaders.stats",
     "StorageUnavailable": "gigl_loader.errors",
     "WorkerDied": "gigl_loader.errors",
+    "audit": "gigl_loader.loaders.audit",
     "inference": "gigl_loader.loaders.inference",
     "write_embeddings": "gigl_loader.loaders.embeddings",
 }
 
 __version__ = "0.2.0"
 __all__ = [
+    "AuditReport",
     "BaseDistLoader",
     "CustomSamplerOptions",
     "Dataset",
@@ -88,6 +93,7 @@ __all__ = [
     "StatsWriter",
     "StorageUnavailable",
     "WorkerDied",
+    "audit",
     "inference",
     "write_embeddings",
 ]

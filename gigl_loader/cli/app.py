@@ -34,6 +34,7 @@ def _options(
 def build_app() -> typer.Typer:
     """Return the whole command line. Nothing heavy is imported: ``--help`` takes a tenth of a second."""
     from gigl_loader.cli.adopt import adopt
+    from gigl_loader.cli.audit import audit
     from gigl_loader.cli.bench import bench
     from gigl_loader.cli.demo import demo
     from gigl_loader.cli.doctor import doctor
@@ -50,7 +51,7 @@ def build_app() -> typer.Typer:
     app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(_options)
     for command in (
-        *(partition, import_glt, index, inspect, fetch, replay),
+        *(partition, import_glt, index, inspect, fetch, replay, audit),
         *(serve, adopt, local_cluster, top),
         *(demo, bench, doctor),
     ):

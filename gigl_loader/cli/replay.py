@@ -75,7 +75,7 @@ def replay(
     here, damage, same = None, None, True
     if makes:
         with ExitStack() as stack:
-            dataset = _open(graph, store or [], credentials.caller(), timeout, stack)
+            dataset = open_whole(graph, store or [], credentials.caller(), timeout, stack)
             here = dataset.graph_digest
             for recording in recordings:
                 results += _compare(recording, dataset, set(allow_sampler or ()), timeout)
@@ -122,13 +122,14 @@ def _check_chosen(recordings: list[Recording], batch: list[int], epoch: int | No
             raise ValueError(f"batch {number} is in epochs {listed}: choose with --epoch")
 
 
-def _open(graph: str | None, store: list[str], caller: Caller, timeout: float, stack: ExitStack) -> Any:
+def open_whole(graph: str | None, store: list[str], caller: Caller, timeout: float, stack: ExitStack) -> Any:
+    """Open a graph with all of its partitions: a directory, or that of storage servers."""
     if graph is not None:
         from gigl_loader.dataset import DistDataset
 
         dataset = stack.enter_context(DistDataset.open(graph))
         if not dataset._is_on_this_host:
-            raise ValueError(f"{graph} has only some partitions of its graph: replay needs all, or --store")
+            raise ValueError(f"{graph} has only some partitions of its graph: all are needed, or --store")
         return dataset
     from gigl_client import RemoteDistDataset
     from gigl_server.logs import quiet_grpc

@@ -276,7 +276,6 @@ class DistLinkNeighborLoader(BaseDistLoader):
         self._neg_sampling = neg_sampling
         self._exclude_targets = flag("exclude_targets", exclude_targets)
         self._reverse_edge_types = reverse_edge_types
-        self._looked_at: tuple[EdgeType, ...] = ()
         arguments = sampler_arguments(
             num_neighbors,
             replace=replace,
@@ -381,21 +380,24 @@ class DistLinkNeighborLoader(BaseDistLoader):
     def _excluded(self, edge_type: EdgeType) -> tuple[tuple[EdgeType, ...], tuple[EdgeType, ...]]:
         """Return the edge types that are removed: the type of the links, and its reverses."""
         schema = self.dataset.schema
-        known = {*schema.edges, edge_type}
-        given = read_reverses(known, schema.edges, self._reverse_edge_types, "reverse_edge_types")
+        given = read_reverses(
+            {*schema.edges, edge_type}, schema.edges, self._reverse_edge_types, "reverse_edge_types"
+        )
+        self._reverses_are_told = given is not None and (edge_type in given or not given)
+        reverses = reverses_of(edge_type, schema.edges, schema.reverses)
+        if given is not None and self._reverses_are_told:
+            reverses = tuple(given[each] for each in given if each == edge_type)
+        self._reverses = reverses
         if not self._exclude_targets:
             return (), ()
-        own = (edge_type,) if edge_type in schema.edges else ()
-        if given is not None and (edge_type in given or not given):
-            return own, tuple(given[each] for each in given if each == edge_type)
-        self._looked_at = (edge_type,)
-        return own, reverses_of(edge_type, schema.edges, schema.reverses)
+        return (edge_type,) if edge_type in schema.edges else (), reverses
 
     @cached_property
     def _watch(self) -> ReverseWatch:
         """Looks for reverses of links, unless the user said which edge types hold them."""
         plan = cast("LinkPlan", self.plan.sampler)
-        excluded = dict.fromkeys(self._looked_at, plan.excluded_reverse)
+        is_watched = self._exclude_targets and not self._reverses_are_told
+        excluded = {plan.edge_type: plan.excluded_reverse} if is_watched else {}
         return ReverseWatch(self.name, self.dataset.schema, plan.hops, excluded)
 
     @cached_property

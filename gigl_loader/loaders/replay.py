@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.arrays import Array, Int64Array
     from gigl_loader.loaders.dataset import Dataset
+    from gigl_loader.sampling.plan import BatchPlan
 
 _KIND = re.compile(rb'\{"line": \d{1,18}, "kind": "(run|input|batch|resumed)"')
 _NUMBERS = re.compile(rb', "epoch": (\d{1,18}), "batch": (\d{1,18}),')
@@ -245,18 +246,32 @@ class Replay:
         fields, run = recorded.fields, self._recording.run["run"]
         if digest_of_json(fields["arrays"]) != fields["frame"]:
             raise FormatError(f"{self._line(recorded)}: its arrays do not have the digest of the frame")
+        request, _ = self.request(recorded)
+        digest = request_digest(run, epoch=recorded.epoch, batch=recorded.batch, places=request.index)
+        differs = [] if digest == fields["request"] else ["request"]
+        here, there = self._digests(self._batches.receive(request)), fields["arrays"]
+        differs += [name for name in sorted(here.keys() | there.keys()) if here.get(name) != there.get(name)]
+        return Comparison(recorded, tuple(differs))
+
+    @property
+    def plan(self) -> BatchPlan:
+        """Which subgraph belongs to a batch of the run."""
+        return self._plan
+
+    @property
+    def num_entries(self) -> int:
+        """Number of entries of the input."""
+        return self._schedule.num_entries
+
+    def request(self, recorded: RecordedBatch) -> tuple[BatchRequest, Int64Array]:
+        """Return the request of a batch, and the entries of the input that it has, int64 [B]."""
         entries = self._entries(recorded)
         places = entries if self._places is None else self._places[entries]
-        digest = request_digest(run, epoch=recorded.epoch, batch=recorded.batch, places=places)
-        differs = [] if digest == fields["request"] else ["request"]
         recorded_inputs = {name: column[entries] for name, column in self._schedule.inputs.items()}
         inputs: dict[str, Array] = {
             each.name: positions_of(self._dataset, each, recorded_inputs) for each in self._plan.inputs
         }
-        request = BatchRequest(recorded.epoch, 0, places, inputs, recorded.batch)
-        here, there = self._digests(self._batches.receive(request)), fields["arrays"]
-        differs += [name for name in sorted(here.keys() | there.keys()) if here.get(name) != there.get(name)]
-        return Comparison(recorded, tuple(differs))
+        return BatchRequest(recorded.epoch, 0, places, inputs, recorded.batch), entries
 
     def _entries(self, recorded: RecordedBatch) -> Int64Array:
         """Return the entries of the input of a batch, int64 [B]."""

@@ -23,6 +23,7 @@ from gigl_loader import (
     PPRMetaPath,
     PPRSamplerOptions,
     RandomWalkSamplerOptions,
+    audit,
 )
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, EdgeSplits
 from gigl_loader.loaders.replay import Recording, Replay
@@ -584,6 +585,22 @@ def test_one_batch_by_itself_is_the_same_everywhere(stored: Stored, kind: Kind, 
                 else [(found, places)]
             )
             assert [each.tolist() for each, _ in pairs] == [list(range(len(each))) for _, each in pairs]
+
+
+def test_audits_agree_in_every_mode_and_find_no_late_edge_and_each_seed_once(
+    stored: Stored, kind: Kind
+) -> None:
+    with RemoteDistDataset.connect(stored.address, timeout=60) as remote:
+        reports = []
+        datasets: list[Any] = [stored.dataset, remote]
+        for dataset in datasets:
+            with _loader(dataset, stored, kind, num_workers=0) as loader:
+                reports.append(audit(loader))
+    first, second = ([each.to_json() for each in report.findings] for report in reports)
+    assert first == second
+    is_excluded = kind.options.get("exclude_targets", kind.loader in (_anchors, _channels, _labelled))
+    for each in reports[0].findings:
+        assert not each.violations or (each.check == "targets" and not is_excluded)
 
 
 def test_a_state_of_another_plan_is_refused(stored: Stored, kind: Kind) -> None:

@@ -299,6 +299,7 @@ def test_nothing_is_public_by_accident() -> None:
     import gigl_loader
 
     assert gigl_loader.__all__ == [
+        "AuditReport",
         "BaseDistLoader",
         "CustomSamplerOptions",
         "Dataset",
@@ -322,6 +323,7 @@ def test_nothing_is_public_by_accident() -> None:
         "StatsWriter",
         "StorageUnavailable",
         "WorkerDied",
+        "audit",
         "inference",
         "write_embeddings",
     ]

@@ -194,9 +194,9 @@ def test_links_that_stay_the_other_way_round_are_warned_about_once(
             pass
         list(loader)
     [message] = warnings_of(caplog)
-    assert message.startswith("mine: of 50 targets of a batch, ")
+    assert message.startswith("mine: of 50 targets that were looked at, ")
     assert f"reverse_edge_types={{{BUYS}: {SOLD_TO}}}" in message
-    assert (": of 50 targets of a batch, 50 are" in message) == (fanout == -1)
+    assert (": of 50 targets that were looked at, 50 are" in message) == (fanout == -1)
 
 
 def test_anchors_warn_as_links_do(caplog: pytest.LogCaptureFixture) -> None:
@@ -254,7 +254,7 @@ def test_a_hub_costs_little_and_is_no_evidence(caplog: pytest.LogCaptureFixture)
     ) as loader:
         list(loader)
     [message] = warnings_of(caplog)  # 87 of the 1,000 targets take the 2^18 edges that are looked at.
-    assert "of 1000 targets of a batch, 87 are" in message
+    assert "of 87 targets that were looked at, 87 are" in message
 
 
 # Splits
