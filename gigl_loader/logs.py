@@ -7,12 +7,27 @@ import os
 from collections.abc import Mapping
 
 from gigl_loader.group import RankGroup
+from gigl_loader.printable import printable, printable_lines
 
 LOG_VARIABLE = "GIGL_LOG"
 
 _LEVELS = ("debug", "info", "warning", "error")
 _PACKAGES = ("gigl_loader", "gigl_client")
 _FORMAT = "%(asctime)s %(levelname)s %(rank)s%(name)s: %(message)s"
+
+
+class PrintableFormatter(logging.Formatter):
+    """Formatter whose lines show texts of other processes and of files as by ``printable``.
+
+    A message is one line. A traceback keeps its lines.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable_lines(super().format(record))
 
 
 class RankFilter(logging.Filter):
@@ -51,6 +66,6 @@ def log_from_environment(environment: Mapping[str, str] | None = None) -> None:
         logger.setLevel(given.upper())
         if not logger.hasHandlers():
             handler = logging.StreamHandler()
-            handler.setFormatter(logging.Formatter(_FORMAT))
+            handler.setFormatter(PrintableFormatter(_FORMAT))
             handler.addFilter(RankFilter(environment))
             logger.addHandler(handler)

@@ -160,7 +160,7 @@ class Receiver:
         """
         reply = arrival.message
         with self._lock:
-            self.sampling_s += max(reply.sampling_s, 0.0)
+            self.sampling_s += max(0.0, reply.sampling_s)  # In this order: 0 for what is no number.
         ring, slot = sent.opened.ring, sent.slot
         result = reply.WhichOneof("outcome")
         if result == "in_slot" and ring is not None and slot is not None:

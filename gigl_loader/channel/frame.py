@@ -40,6 +40,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable, add_note
+from gigl_loader.printable import printable_lines
 from gigl_loader.strict_json import read_json
 from gigl_loader.tensors import Layout
 
@@ -234,6 +235,8 @@ def read_failure(layout: Layout) -> dict[str, Any] | None:
     for key, kind in kinds.items():
         if not isinstance(record[key], kind):  # type: ignore[arg-type]
             raise FormatError(f"frame: {key} of the failure record is a {type(record[key]).__name__}")
+        if kind is str:
+            record[key] = printable_lines(record[key])
     if layout.specs:
         raise FormatError(f"frame: a failed batch has array {next(iter(layout.specs))!r}")
     return record

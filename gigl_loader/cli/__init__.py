@@ -17,6 +17,7 @@ def main() -> None:
         from gigl_server.signals import leave_on_signals
 
         leave_on_signals()
+    from gigl_loader.cli.console import say
     from gigl_loader.cli.errors import USAGE_ERROR, importing, one_line
 
     with importing():
@@ -28,8 +29,8 @@ def main() -> None:
     try:
         code = app(sys.argv[1:] or ["--help"], prog_name="gigl-loader", standalone_mode=False)
     except USAGE_ERROR as error:
-        told = f"gigl-loader: {one_line(ValueError(error.format_message()))}"
-        print(told, f"({error.ctx.command_path} --help)" if error.ctx else "", file=sys.stderr)
+        hint = f" ({error.ctx.command_path} --help)" if error.ctx else ""
+        say(f"gigl-loader: {one_line(ValueError(error.format_message()))}{hint}", file=sys.stderr)
         sys.exit(2)
     except typer.Abort:  # older versions of typer make this of Ctrl-C
         sys.exit(130)

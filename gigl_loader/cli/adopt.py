@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gigl_loader.cli.console import build_progress
+from gigl_loader.cli.console import build_progress, say
 from gigl_loader.cli.errors import importing
 from gigl_loader.cli.options import CallerOptions, client_of, grouped
 
@@ -51,7 +51,7 @@ def adopt(
     key = cluster_key_in(cluster_key_file)
     with client_of(address, caller) as client, build_progress(quiet=False) as show:
         _follow(client, partition, key, stalled_s=stalled, show=show)
-    print(f"{client.endpoint} holds partition {partition}")
+    say(f"{client.endpoint} holds partition {partition}")
 
 
 def _follow(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gigl_loader.cli.console import say, styled, table_console
 from gigl_loader.cli.errors import importing
 from gigl_loader.cli.options import CallerOptions, grouped
 from gigl_loader.cli.replay import open_whole
@@ -171,23 +172,18 @@ def _only_graph(sources: list[str], graph: str | None, store: list[str] | None) 
 
 def _tell(report: AuditReport) -> None:
     from rich.box import SIMPLE_HEAD
-    from rich.markup import escape
     from rich.table import Table
 
-    from gigl_loader.cli.console import table_console
-
-    table = Table(
-        title=escape(report.subject), box=SIMPLE_HEAD, pad_edge=False, title_justify="left", title_style=""
-    )
+    table = Table(title=report.subject, box=SIMPLE_HEAD, pad_edge=False, title_justify="left", title_style="")
     for name in ("check", "of", "looked at", "result"):
         table.add_column(name, overflow="fold")
     for each in report.findings:
         counts = ", ".join(f"{count:,} {what}" for what, count in each.looked_at.items())
         colour = "yellow" if each.unchecked else "red" if each.violations else "green"
-        table.add_row(each.check, escape(each.subject), counts, f"[{colour}]{escape(each.result)}[/]")
+        table.add_row(each.check, each.subject, counts, styled(each.result, colour))
     table_console().print(table)
     for each in report.findings:
         for found in each.examples:
-            print(found.text)
+            say(found.text)
         if each.violations > len(each.examples):
-            print(f"and {each.violations - len(each.examples):,} more of {each.check}")
+            say(f"and {each.violations - len(each.examples):,} more of {each.check}")

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gigl_loader.cli.console import say
+
 if TYPE_CHECKING:
     from gigl_loader.graph import GraphSchema
     from gigl_loader.partition import Executor
@@ -232,7 +234,7 @@ def report(
         return
     parts = f"{schema.num_partitions} part{'s' if schema.num_partitions > 1 else ''}"
     told = "" if tasks is None else _told(tasks)
-    print(f"{out}: {nodes:,} nodes, {edges:,} edges in {parts}, {seconds:.1f} s{told}")
+    say(f"{out}: {nodes:,} nodes, {edges:,} edges in {parts}, {seconds:.1f} s{told}")
 
 
 def _told(tasks: TaskTotals) -> str:

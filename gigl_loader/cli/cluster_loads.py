@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from contextlib import closing, suppress
@@ -11,14 +12,17 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from gigl_loader.cli.console import styled
 from gigl_loader.cli.options import client_of
-from gigl_loader.errors import GiglError, StorageUnavailable
+from gigl_loader.errors import FormatError, GiglError, StorageUnavailable
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_loader.rpc.versions import BuildVersions
 from gigl_loader.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from rich.text import Text
 
     from gigl_loader.rpc.control import ClusterView
     from gigl_loader.rpc.credentials import Caller
@@ -150,12 +154,19 @@ class Looker:
 
 
 def _plain(message: Any) -> dict[str, Any]:
-    """Return a message as a mapping with every field. (JSON of protobuf writes 64-bit numbers as text.)"""
+    """Return a message as a mapping with every field. (JSON of protobuf writes 64-bit numbers as text.)
+
+    ``FormatError`` for a number that is none: neither rates nor JSON can have it.
+    """
     found: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)
         if field.message_type is None:
-            found[field.name] = list(value) if _repeated(field) else value
+            values = list(value) if _repeated(field) else [value]
+            for each in values:
+                if isinstance(each, float) and not math.isfinite(each):
+                    raise FormatError(f"its load has {each} as {field.name}")
+            found[field.name] = values if _repeated(field) else values[0]
         else:
             found[field.name] = [_plain(each) for each in value] if _repeated(field) else _plain(value)
     return found
@@ -171,8 +182,8 @@ _COLORS = {"error": "red", "warning": "yellow"}
 _WIDE_NAMES = ("ready MB", "partitions", "jobs", "batches", "CPU s", "refused")
 
 
-def tables(loads: Loads, before: Loads | None, *, width: int) -> Iterator[Table | str]:
-    """Yield servers, what is wrong with them, channels and peers for a screen of ``width``.
+def tables(loads: Loads, before: Loads | None, *, width: int) -> Iterator[Table | Text | str]:
+    """Yield servers, what is wrong with them, channels and peers for a ``plain_console`` of ``width``.
 
     Rates count from ``before``. A channel is shown by its job alone, unless servers show names.
     """
@@ -180,7 +191,7 @@ def tables(loads: Loads, before: Loads | None, *, width: int) -> Iterator[Table 
     seconds = loads.at - before.at if before else 0.0
     yield _servers(loads, earlier, seconds, wide=width >= _WIDE)
     for warning in loads.warnings:
-        yield f"[{_COLORS[warning.severity]}]{_escaped(warning.text)}"
+        yield styled(warning.text, _COLORS[warning.severity])
     yield from _topology(loads)
     yield from _shared(loads)
     yield from _interactive(loads, earlier, seconds)
@@ -291,7 +302,7 @@ def _servers(loads: Loads, earlier: dict[str, ServerLoad], seconds: float, *, wi
     for rank, each in enumerate(loads.servers):
         name = f"{rank} {each.address}"
         if each.error:
-            table.add_row(name, "[red]away" if each.away else "[red]error")
+            table.add_row(name, styled("away" if each.away else "error", "red"))
             continue
         load, before = each.load, earlier.get(each.address)
         narrow = (
@@ -315,12 +326,12 @@ def _servers(loads: Loads, earlier: dict[str, ServerLoad], seconds: float, *, wi
     return table
 
 
-def _state(server: ServerLoad) -> str:
+def _state(server: ServerLoad) -> Text:
     if server.notice:
-        return "[red]version"
+        return styled("version", "red")
     if server.load["ready"]:
-        return "ready"
-    return f"[yellow]{_escaped(server.load['reason'] or 'not ready')}"
+        return styled("ready", "")
+    return styled(server.load["reason"] or "not ready", "yellow")
 
 
 def _channels(loads: Loads) -> Table:
@@ -335,7 +346,7 @@ def _channels(loads: Loads) -> Table:
         table.add_row(
             str(rank),
             channel["job"],
-            _escaped(f"{channel['key']}/{channel['name']}" if channel["name"] else "-"),
+            f"{channel['key']}/{channel['name']}" if channel["name"] else "-",
             channel["transport"],
             f"{channel['batches']:,}",
             f"{channel['bytes'] / 1e6:,.1f}",
@@ -373,9 +384,3 @@ def _rate(now: ServerLoad, before: ServerLoad | None, field: str, seconds: float
     if before is None or not before.load or seconds <= 0:
         return "-"
     return f"{max(now.load[field] - before.load[field], 0) / seconds / unit:,.1f}"
-
-
-def _escaped(text: Any) -> str:
-    from rich.markup import escape
-
-    return escape(str(text))

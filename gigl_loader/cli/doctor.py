@@ -31,19 +31,16 @@ def doctor(
 
         print(dumps([finding.to_json() for finding in findings], indent=2))
     else:
-        from rich.markup import escape
         from rich.table import Table
 
-        from gigl_loader.cli.console import table_console
+        from gigl_loader.cli.console import styled, table_console
 
         table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
         for _ in range(3):
             table.add_column(overflow="fold")
         colours = {"ok": "green", "note": "yellow", "failed": "red"}
         for finding in findings:
-            table.add_row(
-                f"[{colours[finding.verdict]}]{finding.verdict}[/]", finding.subject, escape(finding.detail)
-            )
+            table.add_row(styled(finding.verdict, colours[finding.verdict]), finding.subject, finding.detail)
         table_console().print(table)
     if any(finding.verdict == "failed" for finding in findings):
         raise typer.Exit(1)
@@ -70,6 +67,6 @@ def _measure_disk(path: Path, *, json: bool) -> None:
         table.add_row(str(each.depth), *columns)
     console = table_console()
     first, second = found.notes
-    console.print(first, highlight=False, markup=False)
+    console.print(first, highlight=False)
     console.print(table)
-    console.print(second, highlight=False, markup=False)
+    console.print(second, highlight=False)

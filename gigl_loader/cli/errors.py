@@ -23,7 +23,9 @@ from typing import Any, TypeVar
 
 import typer
 
+from gigl_loader.cli.console import say
 from gigl_loader.errors import FormatError, GiglError, naming_extra
+from gigl_loader.printable import printable
 
 DEBUG_VARIABLE = "GIGL_DEBUG"
 
@@ -50,15 +52,15 @@ def exit_code(error: Exception) -> int:
 
 
 def one_line(error: Exception) -> str:
-    """Return the error in one line. An unexpected one is named by its type as well."""
+    """Return the error in one line, as by ``printable``. An unexpected one is named by its type as well."""
     text = " ".join(str(naming_extra(error) if isinstance(error, ImportError) else error).split())
     if isinstance(error, FileNotFoundError) and error.filename is not None:
         text = f"no such file or directory: {error.filename}"
     if isinstance(error, IsADirectoryError) and error.filename is not None:
         text = f"a directory, not a file: {error.filename}"
     if isinstance(error, _EXPECTED) and text:
-        return text
-    return f"{type(error).__name__}: {text} (--debug shows where)"
+        return printable(text)
+    return f"{type(error).__name__}: {printable(text)} (--debug shows where)"
 
 
 def reported(command: _Command) -> _Command:
@@ -75,7 +77,7 @@ def reported(command: _Command) -> _Command:
         except Exception as error:
             if os.environ.get(DEBUG_VARIABLE, "") not in ("", "0"):
                 raise
-            print(f"gigl-loader: {one_line(error)}", file=sys.stderr)
+            say(f"gigl-loader: {one_line(error)}", file=sys.stderr)
             raise typer.Exit(exit_code(error)) from error
 
     return run  # type: ignore[return-value]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gigl_loader.cli.console import build_progress
+from gigl_loader.cli.console import build_progress, say
 from gigl_loader.cli.errors import importing
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def fetch(
     total = sum(manifest.files[name].nbytes for name in names)
     listed = "all partitions" if len(parts) == manifest.schema.num_partitions else f"partitions {parts}"
     listed += " and the topology of all" if topology == "all" and len(parts) < len(every) else ""
-    print(f"{directory}: {listed} of {place}, {size_text(total)}, of which {size_text(nbytes)} were copied")
+    say(f"{directory}: {listed} of {place}, {size_text(total)}, of which {size_text(nbytes)} were copied")
 
 
 def _chosen(partitions: Sequence[str] | None, manifest: Manifest, what: str) -> list[int]:

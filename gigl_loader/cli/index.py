@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gigl_loader.cli.console import build_progress
+from gigl_loader.cli.console import build_progress, say
 from gigl_loader.cli.errors import importing, terminated_as_interrupted
 
 
@@ -52,6 +52,6 @@ def index(
         print(json_module.dumps({"path": str(graph), "weights": by_weight, "times": by_time}))
     else:
         for name, names in by_weight.items():
-            print(f"{graph}: edges {name} can be drawn by {', '.join(names)}")
+            say(f"{graph}: edges {name} can be drawn by {', '.join(names)}")
         for name, names in by_time.items():
-            print(f"{graph}: batches can be drawn in time by {', '.join(names)} of {name}")
+            say(f"{graph}: batches can be drawn in time by {', '.join(names)} of {name}")

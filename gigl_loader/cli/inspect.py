@@ -339,10 +339,11 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
     if quiet or not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+    from gigl_loader.cli.console import plain_console
+
     columns = (TextColumn("verifying"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bars:
+    with Progress(*columns, console=plain_console(stderr=True)) as bars:
         task = bars.add_task("verifying")
         yield lambda done, total: bars.update(task, completed=done, total=total)

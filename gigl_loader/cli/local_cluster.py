@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gigl_loader.cli.console import say
 from gigl_loader.cli.errors import importing
 
 if TYPE_CHECKING:
@@ -138,9 +139,9 @@ def _waited(process: subprocess.Popen[Any]) -> int:
 
 def _introduce(cluster: LocalCluster, token_file: Path) -> None:
     for address, pid in zip(cluster.addresses, cluster.pids, strict=True):
-        print(f"storage server at {address}, pid {pid}")
+        say(f"storage server at {address}, pid {pid}")
     shown = f'credentials=Caller.from_files(token="{token_file}")'
-    print(f'connect: RemoteDistDataset.connect("{cluster.addresses[0]}", {shown})', flush=True)
+    say(f'connect: RemoteDistDataset.connect("{cluster.addresses[0]}", {shown})')
 
 
 def _watch(cluster: LocalCluster) -> None:
@@ -148,6 +149,6 @@ def _watch(cluster: LocalCluster) -> None:
     while True:
         for index, address in enumerate(cluster.addresses):
             if not cluster.running(index):
-                print(f"storage server at {address} {cluster.describe(index)}", file=sys.stderr)
+                say(f"storage server at {address} {cluster.describe(index)}", file=sys.stderr)
                 raise typer.Exit(1)
         time.sleep(_LOOK_EVERY_S)

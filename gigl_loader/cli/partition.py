@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gigl_loader.cli.build_options import EdgeDirection, EngineOptions, TableOptions, report
-from gigl_loader.cli.console import build_progress
+from gigl_loader.cli.console import build_progress, say
 from gigl_loader.cli.errors import importing, terminated_as_interrupted
 from gigl_loader.cli.options import grouped
 
@@ -116,5 +116,5 @@ def _telling_of_scratch(scratch: str | None) -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit):
         if scratch is not None:
             kept = f"finished tasks are kept in {scratch}: the same command with --resume goes on with them"
-            print(f"gigl-loader: {kept}", file=sys.stderr)
+            say(f"gigl-loader: {kept}", file=sys.stderr)
         raise

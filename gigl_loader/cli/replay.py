@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gigl_loader.cli.console import say
 from gigl_loader.cli.errors import importing
 from gigl_loader.cli.options import CallerOptions, grouped
 
@@ -87,9 +88,7 @@ def replay(
     else:
         _tell(recordings, results, here)
         if not same and graph is not None:
-            print(
-                f"the graph is damaged: {damage}" if damage else "the graph is whole: it has other contents"
-            )
+            say(f"the graph is damaged: {damage}" if damage else "the graph is whole: it has other contents")
     if not same:
         raise typer.Exit(1)
 
@@ -166,19 +165,19 @@ def _tell(recordings: list[Recording], results: list[dict[str, Any]], here: str 
 
     for each in recordings:
         told = f"{each.path}: {each.lines:,} lines, {each.batches:,} batches of {len(each.epochs):,} epochs"
-        print(f"{told}, every line is sealed; run {each.run['run']}, graph {each.run.get('graph')}")
-        print(f"head {each.head}")
+        say(f"{told}, every line is sealed; run {each.run['run']}, graph {each.run.get('graph')}")
+        say(f"head {each.head}")
         if each.incomplete_bytes:
-            print(f"a line of {each.incomplete_bytes} bytes at its end is incomplete: a crash cut it off")
+            say(f"a line of {each.incomplete_bytes} bytes at its end is incomplete: a crash cut it off")
     same = 0
     for result in results:
         if result["differs"]:
             where = f"{result['ledger']}, line {result['line']}"
             what = f"batch {result['batch']} of epoch {result['epoch']}, of {result['served_by']}"
-            print(f"{where}: {what}, differs: {described(result['differs'])}")
+            say(f"{where}: {what}, differs: {described(result['differs'])}")
         else:
             same += 1
     if results:
-        print(f"{same:,} of {len(results):,} batches are what they were, byte for byte")
+        say(f"{same:,} of {len(results):,} batches are what they were, byte for byte")
     if here is not None and any(each.run.get("graph") != here for each in recordings):
-        print(f"the graph here has digest {here}: other partitions, or other contents")
+        say(f"the graph here has digest {here}: other partitions, or other contents")

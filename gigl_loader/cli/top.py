@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gigl_loader.cli.console import say
 from gigl_loader.cli.errors import importing
 from gigl_loader.cli.options import CallerOptions, grouped
 
@@ -73,7 +74,7 @@ def _serve(looker: Looker, *, port: int, interval_s: float) -> None:
 
     looker.look()
     with TopServer(looker.look, port=port, interval_s=interval_s) as server, suppress(KeyboardInterrupt):
-        print(f"open {server.link} in a browser of this machine; Ctrl-C ends it", flush=True)
+        say(f"open {server.link} in a browser of this machine; Ctrl-C ends it")
         server.serve()
 
 

@@ -92,7 +92,7 @@ class _Cached:
         """Return what ``top --json`` prints. Raises as ``Looker.look``."""
         with self.lock:
             if time.monotonic() >= self.until:
-                self.text = json.dumps(self.look().to_json())
+                self.text = json.dumps(self.look().to_json(), allow_nan=False)
                 # Pages wait an interval after each reply. From the end of the look: a page that gave up on a
                 # slow one, and sent its request again, gets its result.
                 self.until = time.monotonic() + self.interval_s / 2

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from gigl_loader.errors import StorageUnavailable
+from gigl_loader.printable import printable
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.certificates import tls_fault
 from gigl_loader.rpc.checksums import checksum_text
@@ -175,11 +176,11 @@ class ClusterView:
         )
         away = [server for server, each in zip(servers, reply.servers, strict=True) if each.away]
         return cls(
-            version=own.version,
+            version=printable(own.version),
             wire_version=own.wire_version,
             oldest_wire_version=own.oldest_wire_version,
             draw_specification=own.draw_specification,
-            graph=own.graph,
+            graph=printable(own.graph),
             partitions=tuple(own.partitions),
             data_port=own.data_port,
             pid=own.pid,
@@ -189,7 +190,7 @@ class ClusterView:
             away=frozenset(server.control_address for server in away),
             incarnation=own.incarnation,
             ready=reply.ready,
-            reason=reply.reason,
+            reason=printable(reply.reason),
             repairing=tuple(own.repairing),
             proven=proven,
             challenge=challenge,
@@ -380,4 +381,4 @@ def _read(error: Any) -> tuple[grpc.StatusCode, str]:
     details = str(error.details() or "") if hasattr(error, "details") else str(error)
     for noise in _NOISE:
         details = details.rpartition(noise)[2]
-    return code, " ".join(details.split())[:_MAX_CHARACTERS]
+    return code, printable(" ".join(details.split()), _MAX_CHARACTERS)

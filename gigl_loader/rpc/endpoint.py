@@ -60,7 +60,7 @@ class Address:
     port: int
 
     def __post_init__(self) -> None:
-        if not self.host or any(each.isspace() or each in "/@[]" for each in self.host):
+        if not self.host or not self.host.isprintable() or any(each in " /@[]" for each in self.host):
             raise ValueError(f"{self.host!r} is not a host name or address")
         try:
             self.host.encode(

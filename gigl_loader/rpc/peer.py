@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from gigl_loader.errors import SamplingError, StorageUnavailable
+from gigl_loader.printable import printable
 from gigl_loader.retry import Deadline
 from gigl_loader.rpc.certificates import check_dates, tls_fault
 from gigl_loader.rpc.control import NO_TOKEN, ControlClient
@@ -91,8 +92,8 @@ def _ping(endpoint: Endpoint, caller: Caller, digest: str, wire: int, deadline: 
 def _check_graph(endpoint: Endpoint, graph: str, digest: str) -> None:
     if graph != digest:
         raise ValueError(
-            f"{endpoint} has another graph ({graph[:12]}, here {digest[:12]}): copy one and the same "
-            "partitioned graph to all hosts"
+            f"{endpoint} has another graph ({printable(graph[:12])}, here {digest[:12]}): copy one and the "
+            "same partitioned graph to all hosts"
         )
 
 
@@ -110,7 +111,7 @@ def _rpc_errors(endpoint: Endpoint, caller: Caller, deadline: Deadline) -> Itera
     try:
         yield
     except grpc.RpcError as error:
-        details = " ".join(str(error.details()).split())[:300]
+        details = printable(" ".join(str(error.details()).split()), 300)
         code = error.code()
         if code is grpc.StatusCode.UNAUTHENTICATED:
             raise ValueError(f"{endpoint}: {details if caller.token else NO_TOKEN}") from None

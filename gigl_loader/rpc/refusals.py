@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
+from gigl_loader.printable import printable
 from gigl_loader.strict_json import read_json
 
 _MAX_MESSAGE = 1_000  # Sent in HTTP/2 headers, which hold 8 KiB in total by default.
@@ -199,23 +200,18 @@ class Refusal(Exception):
         return str(self.args[0])
 
     def to_record(self) -> bytes:
-        return json.dumps({"kind": self.kind.value, "message": _printable(self.message)}).encode()
+        text = printable(self.message, _MAX_MESSAGE).encode("ascii", "backslashreplace")[:_MAX_MESSAGE]
+        return json.dumps({"kind": self.kind.value, "message": text.decode()}).encode()
 
     @classmethod
     def from_record(cls, record: bytes) -> Refusal | None:
         """Return the refusal in a record. ``None`` for other bytes: another program, or an old version."""
         try:
             document = read_json(record, what="refusal", max_bytes=_MAX_RECORD)
-            return cls(RefusalKind(document["kind"]), _printable(str(document["message"])))
+            return cls(RefusalKind(document["kind"]), printable(document["message"], _MAX_MESSAGE))
         except (FormatError, KeyError, TypeError, ValueError):
             return None
 
     def error(self, service: str, contact: Contact = Contact.ESTABLISHED) -> Exception:
         """Return the exception to raise at the caller of ``service``."""
         return rule_of(self.kind).error_class(contact)(f"{service}: {self.message}")
-
-
-def _printable(text: str) -> str:
-    """Return ``text`` as ASCII without control characters: messages may quote bytes of an unknown sender."""
-    kept = (each if " " <= each <= "~" else ascii(each)[1:-1] for each in text[:_MAX_MESSAGE])
-    return "".join(kept)[:_MAX_MESSAGE]

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from gigl_loader import __version__
 from gigl_loader.native import draws
+from gigl_loader.printable import printable
 
 WIRE_VERSION = 4
 """Newest version of requests and replies, of both ports. Raised by every change of them."""
@@ -63,7 +64,7 @@ class BuildVersions:
     def of(cls, found: _Described) -> BuildVersions:
         """Return the versions in a description. A build that names no range has one wire version."""
         return cls(
-            library=found.version,
+            library=printable(found.version),
             wire=found.wire_version,
             oldest_wire=min(found.oldest_wire_version or found.wire_version, found.wire_version),
             draws=found.draw_specification or _FIRST_DRAWS,

@@ -14,6 +14,9 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+from gigl_loader.logs import PrintableFormatter
+from gigl_loader.printable import printable
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -81,7 +84,7 @@ def configure_logging(log_file: str | None, *, name: str = "", level: str = "INF
     """
     handler = LineHandler(_STDERR if log_file is None else _opened(log_file), path=log_file)
     handler.addFilter(GrpcLogFilter())
-    handler.setFormatter(logging.Formatter(_FORMAT % (f"{name}: " if name else "")))
+    handler.setFormatter(PrintableFormatter(_FORMAT % (f"{name}: " if name else "")))
     logging.raiseExceptions = False  # Else a failing handler prints to stderr, whose disk may be full, too.
     logging.basicConfig(level=level, handlers=[handler], force=True)
     threading.excepthook = _log_exception
@@ -107,15 +110,6 @@ def _log_exception(arguments: threading.ExceptHookArgs) -> None:
     name = arguments.thread.name if arguments.thread else "?"
     if arguments.exc_value is not None:
         logging.getLogger(__name__).error("thread %s ended", name, exc_info=arguments.exc_value)
-
-
-def printable(text: str) -> str:
-    """Return ``text`` as one line of visible ASCII, at most 300 characters, the rest escaped."""
-    cut = text if len(text) <= _MAX_LENGTH else text[:_MAX_LENGTH] + "..."
-    return "".join(
-        each if " " <= each <= "~" else each.encode("unicode_escape", "surrogatepass").decode("ascii")
-        for each in cut
-    )
 
 
 class _Window:
@@ -156,7 +150,9 @@ class AuditLog:
         if hidden is None:
             return
         more = f" ({hidden} refusals of this caller before this one were not logged)" if hidden else ""
-        _LOGGER.warning("refused %s: %s%s", printable(str(caller)), printable(what), more)
+        _LOGGER.warning(
+            "refused %s: %s%s", printable(caller, _MAX_LENGTH), printable(what, _MAX_LENGTH), more
+        )
 
     def _take(self, caller: Identity) -> int | None:
         """Return the number of lines dropped since the caller's last line. ``None``: drop this line, too."""
@@ -194,6 +190,6 @@ class GrpcLogFilter(logging.Filter):
                 return False
         kind = record.exc_info[0] if record.exc_info else None
         name = "" if kind is None else f" ({kind.__name__})"
-        record.msg = f"gRPC: {printable(str(record.msg).partition(':')[0])}{name}"
+        record.msg = f"gRPC: {printable(str(record.msg).partition(':')[0], _MAX_LENGTH)}{name}"
         record.args = record.exc_info = record.exc_text = record.stack_info = None
         return True

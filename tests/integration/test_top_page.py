@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -13,11 +14,14 @@ import pytest
 
 from gigl_client import RemoteDistDataset
 from gigl_loader import DistNeighborLoader
+from gigl_loader.cli import top_web
+from gigl_loader.cli.cluster_loads import Loads
 from tests.support.browser import CHROMIUM, DRIVER, browser, show_as
 from tests.support.clusters import addresses_of, servers_of
 from tests.support.command_line import COMMAND
 from tests.support.learnable import learnable_graph
 from tests.support.leftovers import wait_until
+from tests.unit.test_top_web import page_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -133,6 +137,23 @@ def test_the_page_shows_the_cluster_live(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(SOON_S) == 0
         assert wait_until(lambda: "has it ended?" in text(driver, "status"), seconds=SOON_S)
+
+
+@pytest.mark.parametrize(
+    "bad", ['{"servers": NaN}', "{}", "[", '{"servers": [], "warnings": [], "graph": 1}']
+)
+def test_a_look_that_cannot_be_shown_does_not_end_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: str
+) -> None:
+    texts, good = [bad], json.dumps(Loads(at=1.0, graph="f" * 64, servers=()).to_json())
+    monkeypatch.setattr(top_web._Cached, "read", lambda _: texts[0])
+    with page_of(interval_s=0.1) as page, browser(tmp_path / "profile") as driver:
+        driver.get(page.link)
+        assert wait_until(lambda: "this look cannot be shown" in text(driver, "status"), seconds=SOON_S)
+        texts[0] = good
+        assert wait_until(lambda: "as of" in text(driver, "status"), seconds=SOON_S)
+        assert text(driver, "graph") == "f" * 12
+        assert errors(driver) == []
 
 
 def test_a_page_without_the_token_says_what_to_open(tmp_path: Path) -> None:

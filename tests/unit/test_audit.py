@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from gigl_server.admission import Identity
-from gigl_server.logs import AuditLog, GrpcLogFilter, printable
+from gigl_server.logs import AuditLog, GrpcLogFilter
 
 ALICE = Identity(address="10.0.0.1", token="alice")
 BOB = Identity(address="10.0.0.2")
@@ -78,7 +78,6 @@ def test_a_flood_of_many_callers_is_cut(
 def test_bytes_of_strangers_are_escaped(
     audit: AuditLog, caplog: pytest.LogCaptureFixture, said: str, shown: str
 ) -> None:
-    assert printable(said) == shown
     audit.refused(BOB, said)
     assert caplog.messages[-1] == f"refused 10.0.0.2: {shown}"
 

@@ -31,6 +31,7 @@ VALUES = frozenset(
         "logs",
         "memfile",
         "options",
+        "printable",
         "processes",
         "resources",
         "retry",

@@ -194,12 +194,17 @@ function tell(text, stale) {
   for (const id of ["status", "view"]) element(id).classList.toggle("stale", stale);
 }
 
-// Show one look. Return whether to go on.
+// Show one look. Return whether to go on: a reply that cannot be shown does not end the page.
 async function look() {
   let reply;
   try {
     const headers = { Authorization: `Bearer ${token}` };
     reply = await fetch("loads", { headers, cache: "no-store", signal: AbortSignal.timeout(1000 * LOOK_S) });
+  } catch {
+    tell("gigl-loader top does not answer: has it ended?", true);
+    return true;
+  }
+  try {
     if (reply.ok) {
       show(await reply.json());
       tell(`as of ${new Date().toLocaleTimeString()}`, false);
@@ -207,10 +212,9 @@ async function look() {
       tell((await reply.text()).trim(), true);
     }
   } catch (error) {
-    if (!(error instanceof TypeError || error.name === "TimeoutError")) throw error;
-    tell("gigl-loader top does not answer: has it ended?", true);
+    tell(`this look cannot be shown: ${error.message}`, true);
   }
-  return reply?.status !== 401;
+  return reply.status !== 401;
 }
 
 async function follow() {

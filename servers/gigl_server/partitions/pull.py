@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.manifest import Document
+from gigl_loader.printable import printable
 from gigl_server.partitions.assembly import Assembly, PullStopped
 
 if TYPE_CHECKING:
@@ -98,11 +99,12 @@ class PullProgress:
         from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        described = TextColumn("{task.description}", markup=False)
+        columns = (described, BarColumn(), DownloadColumn(), TransferSpeedColumn())
         with Progress(*columns, console=Console(stderr=True)) as bars:
-            task = bars.add_task(self.what)
+            task = bars.add_task(printable(self.what))
             yield lambda state, done, total: bars.update(
-                task, description=f"{self.what}: {state}", completed=done, total=total
+                task, description=printable(f"{self.what}: {state}"), completed=done, total=total
             )
 
 
