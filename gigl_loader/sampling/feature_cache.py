@@ -77,6 +77,8 @@ class Window:
     of another rank, or read for the batch alone."""
     missing: dict[Kind, tuple[Int64Array, Int64Array]]
     """Rows to be read into the cache, ascending, and their slots."""
+    written: Mapping[Kind, int]
+    """Status of the files, see ``FeatureCache.look``, before any of the rows was read."""
     pressure: float
     """Largest share of the slots of a type that this and earlier windows hold, or would if each of the rows
     of this window had one."""
@@ -105,8 +107,8 @@ class FeatureCache:
                 if each.cached
             }
         )
-        self._written = {kind: each.written() for kind, each in self._columns.items()}
-        """What it returned last, of each type."""
+        self._read_since = self.look()
+        """Status of the files before any row in the slots was read."""
         self._num_open = 0
         """Windows that are planned, and not released."""
         self._is_stale = False
@@ -152,6 +154,11 @@ class FeatureCache:
         """Take less memory, before the first window is planned."""
         self._nbytes = max(self._nbytes - nbytes, 0)
 
+    def look(self) -> dict[Kind, int]:
+        """Return the status of the files of rows: it changes when one is written to. For any thread."""
+        self._now = {kind: each.written() for kind, each in self._columns.items()}
+        return self._now
+
     def to_cache(self, places: Places) -> Places:
         """Return the places of a batch whose rows take slots, for the other methods."""
         here = {kind: each.here for kind, each in self._columns.items()}
@@ -176,7 +183,7 @@ class FeatureCache:
             if self._num_open:
                 return None
             self._allocate([*batches, *ahead])
-        window = Window({}, [{} for _ in batches], {}, 0.0)
+        window = Window({}, [{} for _ in batches], {}, self._read_since, 0.0)
         self._num_open += 1
         rows_of = {kind: [places.get(kind, _NONE) for places in batches] for kind in self._types}
         rows_of = {kind: wanted for kind, wanted in rows_of.items() if any(map(len, wanted))}
@@ -274,7 +281,7 @@ class FeatureCache:
             self._host.join()
 
     def _peers(self, kind: Kind) -> tuple[PeerSlots, ...]:
-        return () if self._host is None else self._host.peers(kind, self._written.get(kind, 0))
+        return () if self._host is None else self._host.peers(kind, self._now[kind])
 
     def _fits(self, kind: Kind, wanted: list[Int64Array]) -> bool:
         """Whether the rows of a window have slots, of one type."""
@@ -318,11 +325,9 @@ class FeatureCache:
 
     def _must_allocate(self, known: Sequence[Places]) -> bool:
         """Whether slots are to be allocated before the next window. ``known``: the batches that come next."""
-        written = {kind: each.written() for kind, each in self._columns.items()}
         sizes = {kind: each.num_slots for kind, each in self._types.items()}
-        if written != self._written or self._shares.differ(sizes, self._nbytes, known):
+        if self.look() != self._read_since or self._shares.differ(sizes, self._nbytes, known):
             self._is_stale = True
-        self._written = written  # At once: rows of ranks that have not noticed are not copied.
         return self._is_stale or not self._types
 
     def _allocate(self, known: Sequence[Places]) -> None:
@@ -334,7 +339,7 @@ class FeatureCache:
             self._host.close()
             self._host.join()
             self._host = HostCache(self._ranks)
-        self._types = {}
+        self._types, self._read_since = {}, self._now
         sizes = self._shares.sizes(self._nbytes, known)
         shared = self._shared(sizes)
         types = {
@@ -350,9 +355,7 @@ class FeatureCache:
             return {}
         columns = self._columns
         slots = {
-            kind: Slots(
-                n, columns[kind].row_bytes, columns[kind].signature, written=self._written.get(kind, 0)
-            )
+            kind: Slots(n, columns[kind].row_bytes, columns[kind].signature, written=self._read_since[kind])
             for kind, n in sizes.items()
         }
         try:

@@ -154,11 +154,11 @@ class DiskRows:
     def written(self) -> int:
         """Return a number that changes when one of the files is written to. Equal on all ranks of a host.
 
-        Looks at 64 files at most, others by turns. Not thread-safe.
+        Looks at 64 files at most, others by turns.
         """
         for _ in range(min(_MAX_LOOKS, len(self._files))):
-            self._next_look = (self._next_look + 1) % len(self._files)
-            self._statuses[self._next_look] = _status(self._files[self._next_look])
+            at = self._next_look = (self._next_look + 1) % len(self._files)
+            self._statuses[at] = _status(self._files[at])  # Threads may look at one file twice.
         return hash(tuple(self._statuses)) & (1 << 63) - 1
 
     def read(self, rows: Int64Array, targets: Int64Array, out: Sequence[Bytes]) -> None:

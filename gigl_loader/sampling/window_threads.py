@@ -41,6 +41,8 @@ times the batches a second (62 % of a graph in memory)."""
 _SHARED_WINDOWS = 2
 """Windows in flight where rows are copied from other ranks: such rows take no slots, which else bound them.
 As many as fit let 0.45 of the rows cross the network (windows of 4, 2 ranks, 20 % of a graph); two, 0.31."""
+_TRIES = 3
+"""Of a frame whose rows are in files that are written to while it reads them."""
 _JOIN_S = 5.0
 
 
@@ -117,6 +119,10 @@ class WindowThreads:
         self.refused = False
         """An owner of rows did not answer: no window is begun until the trainer was told."""
         self.ready: deque[Frame | Exception] = deque()
+        self._made_of: deque[Skeleton | Exception] = deque()
+        """Of each of ``ready``."""
+        self._made_since = cache.look()
+        """Status of the files of rows before those of ``ready`` were read."""
         self.under_way = 0
         """Batches that a thread works at."""
         self.open: list[_OpenWindow] = []
@@ -145,6 +151,7 @@ class WindowThreads:
             self.waiting.clear()
             self.fetched.clear()
             self.ready.clear()
+            self._made_of.clear()
             for window in self.open:
                 window.left = 0
             self.changed.notify_all()
@@ -159,6 +166,7 @@ class WindowThreads:
         self.wanted = False
         self.changed.notify_all()
         ready = self.ready.popleft()
+        self._made_of.popleft()
         if isinstance(ready, StorageUnavailable):
             self.refused, self.told, self.told_at = False, True, time.monotonic()
             if self.fetched and isinstance(self.fetched[-1], StorageUnavailable):
@@ -169,7 +177,7 @@ class WindowThreads:
         with self.changed:
             self.closed = True
             # A failure refers to the frames that raised it, and these to this object.
-            for each in (self.waiting, self.fetched, self.ready):
+            for each in (self.waiting, self.fetched, self.ready, self._made_of):
                 each.clear()
             self.changed.notify_all()
         if self.resident is not None:
@@ -345,12 +353,15 @@ class WindowThreads:
     def _complete_frames(self) -> None:
         while (taken := self._take_fetched()) is not None:
             generation, item = taken
+            if self._take_back(item):
+                continue
             result = item if isinstance(item, Exception) else self._completed(generation, item)
             with self.changed:
                 self.cpu_ns["completion"] = time.thread_time_ns()
                 self.under_way -= 1
                 if generation == self.generation and not self.closed:
                     self.ready.append(result)
+                    self._made_of.append(item)
                     self.told = not isinstance(result, StorageUnavailable)
                 if not self.told and isinstance(item, Skeleton):
                     self.fetched.appendleft(item)
@@ -370,16 +381,38 @@ class WindowThreads:
             self.under_way += 1
             return self.generation, self.fetched.popleft()
 
+    def _take_back(self, item: Skeleton | Exception) -> bool:
+        """Write frames again that nobody has taken, where files of rows were written to meanwhile."""
+        now = self.cache.look()
+        if now == self._made_since:
+            return False
+        with self.changed:
+            self._made_since = now
+            if not self.ready or not self.told:
+                return False
+            self.fetched.extendleft(reversed([*self._made_of, item]))
+            self.ready.clear()
+            self._made_of.clear()
+            self.under_way -= 1
+        return True
+
     def _completed(self, generation: int, skeleton: Skeleton) -> Frame | Exception:
         layout, split = self.completion.layout(skeleton.frame), skeleton.split
         if self.resident is not None:
             layout = self.resident.layout(layout, split)
         buffer = self._memory(layout.nbytes)
         assert skeleton.window is not None
-        source = _FromCache(self.cache, skeleton.window.planned.slots[skeleton.number], split)
-        write = partial(self.completion.write, skeleton.frame, layout, buffer, source)
+        planned = skeleton.window.planned
         began = time.perf_counter()
-        error = self._error_of(generation, write)
+        for _ in range(_TRIES):
+            now = self.cache.look()
+            # Slots have rows of before files were written to: all are read again, for this frame alone.
+            slots = planned.slots[skeleton.number] if planned.written == now else {}
+            source = _FromCache(self.cache, slots, split)
+            write = partial(self.completion.write, skeleton.frame, layout, buffer, source)
+            error = self._error_of(generation, write)
+            if error is not None or self.cache.look() == now:
+                break
         if self._spans is not None and generation == self.generation:
             span = self._spans.begin(skeleton.frame.epoch, skeleton.frame.batch)
             span.record("gigl.gather", began, time.perf_counter())

@@ -419,8 +419,8 @@ def test_rows_are_not_copied_from_a_rank_that_read_them_before_a_file_was_writte
         cache._columns.update(changed)
         first.start_epoch(1)
         assert drain(first) == sampled_frames(1)  # Its slots are allocated anew, which the other rank finds.
+        assert wait_until(lambda: num_peers(first) == 1, seconds=10)
         assert cache._peers("node") == ()
-        assert cache.num_slots
         others._columns.update(changed)
         second.start_epoch(1)
         assert drain(second) == sampled_frames(1)

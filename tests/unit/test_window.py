@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -283,6 +283,33 @@ def test_a_window_is_read_in_one_call_once_batches_wait_for_it() -> None:
         source.start_epoch(0)
         assert drain(source) == sampled_frames(0)
     assert len(reader.read_rows) <= 4
+
+
+@pytest.mark.parametrize("window", [1, 4, None])
+def test_batches_after_files_were_mended_have_no_row_of_between(window: int | None) -> None:
+    """Windows had read rows ahead. Two frames at most lay ready."""
+    reader, status, is_bad = Reader(), [0], [False]
+    read = reader.read
+
+    def read_what_is_there(rows: Int64Array, targets: Int64Array, out: Sequence[Bytes]) -> None:
+        read(rows, targets, out)
+        for each in out if is_bad[0] else ():
+            each[targets] = 255
+
+    reader.read = read_what_is_there  # type: ignore[method-assign]
+    with closing(opened(reader, window=window)) as source:
+        columns = source._pipeline.cache._columns
+        columns.update({kind: replace(each, written=lambda: status[0]) for kind, each in columns.items()})
+        source.start_epoch(0)
+        expected = sampled_frames(0)
+        assert drain(source, 2) == expected[:2]
+        is_bad[0], status[0] = True, 1
+        drain(source, 3)
+        is_bad[0], status[0] = False, 2
+        drain(source, 2)
+        assert drain(source, NUM_BATCHES - 7) == expected[7:]
+        source.start_epoch(1)
+        assert drain(source) == sampled_frames(1)
 
 
 def test_types_on_the_disk_beside_a_small_one_that_stays_mapped(tmp_path: Path) -> None:
