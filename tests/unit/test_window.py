@@ -312,6 +312,29 @@ def test_batches_after_files_were_mended_have_no_row_of_between(window: int | No
         assert drain(source) == sampled_frames(1)
 
 
+@pytest.mark.parametrize("damaged", [1, 2, 3])
+def test_rows_of_a_file_that_was_mended_while_a_window_was_read_are_in_no_batch(damaged: int) -> None:
+    reader, status = Reader(), [0]
+    read, reads = reader.read, list[int]()
+
+    def read_what_is_there(rows: Int64Array, targets: Int64Array, out: Sequence[Bytes]) -> None:
+        read(rows, targets, out)
+        reads.append(len(rows))
+        if len(reads) == damaged:
+            status[0] += 2  # Overwritten before, and mended now.
+            for each in out:
+                each[targets] = 255
+
+    reader.read = read_what_is_there  # type: ignore[method-assign]
+    with closing(opened(reader, window=4)) as source:
+        columns = source._pipeline.cache._columns
+        columns.update({kind: replace(each, written=lambda: status[0]) for kind, each in columns.items()})
+        for epoch in (0, 1):
+            source.start_epoch(epoch)
+            assert drain(source) == sampled_frames(epoch)
+        assert len(reads) > damaged
+
+
 def test_types_on_the_disk_beside_a_small_one_that_stays_mapped(tmp_path: Path) -> None:
     """Three partitions: rows of a batch come in no order."""
     random = np.random.default_rng(5)
