@@ -30,6 +30,9 @@ from torch.multiprocessing import ProcessExitedException
 from gigl_loader import DistDataset, DistNeighborLoader
 
 graph, killed_at, saved_every, devices = sys.argv[1], *map(int, sys.argv[2:])
+# Without steps between checkpoints, each is of the end of an epoch, and the first training ends in one.
+every, ends_at = ({"every_n_train_steps": saved_every}, -1) if saved_every else ({}, killed_at)
+saved = killed_at // saved_every * saved_every if saved_every else killed_at
 
 
 class Model(lightning.LightningModule):
@@ -58,22 +61,22 @@ class Model(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def fit(folder, devices, killed_at=-1, checkpoint=None):
+def fit(folder, devices, killed_at=-1, checkpoint=None, max_steps=-1):
     os.mkdir(folder)
-    save = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=saved_every, save_top_k=-1)
+    save = ModelCheckpoint(folder, filename="{step}", save_top_k=-1, **every)
     trainer = lightning.Trainer(
         accelerator="cpu", devices=devices, strategy="ddp_fork", max_epochs=2, logger=False, callbacks=[save],
-        enable_progress_bar=False, enable_model_summary=False,
+        enable_progress_bar=False, enable_model_summary=False, max_steps=max_steps,
     )
     trainer.fit(Model(folder, killed_at), ckpt_path=checkpoint)
 
 
 try:
-    fit("killed", 2, killed_at)
+    fit("killed", 2, killed_at, max_steps=ends_at)
 except ProcessExitedException as error:
     print(error.signal_name)
 os.environ.pop("MASTER_PORT", None)
-fit("resumed", devices, checkpoint=f"killed/step={killed_at // saved_every * saved_every}.ckpt")
+fit("resumed", devices, checkpoint=f"killed/step={saved}.ckpt")
 """
 
 
@@ -84,6 +87,17 @@ def test_two_ranks_that_were_killed_see_each_seed_once(devices: int, tmp_path: P
     build_graph(tables_from_pyg(homogeneous()), tmp_path / "graph", num_partitions=2)
     (tmp_path / "train.py").write_text(SCRIPT)
     lines = killed_and_resumed(tmp_path, "graph", str(KILLED_AT), str(SAVED_EVERY), str(devices), saved=SAVED)
+    check_each_seed_once(lines, epochs=2, seeds=SEEDS)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("no_leftovers")
+@pytest.mark.parametrize("devices", [2, 3])
+def test_two_ranks_that_left_an_epoch_go_on_in_it(devices: int, tmp_path: Path) -> None:
+    build_graph(tables_from_pyg(homogeneous()), tmp_path / "graph", num_partitions=2)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    arguments = ["graph", str(KILLED_AT), "0", str(devices)]
+    lines = killed_and_resumed(tmp_path, *arguments, saved=KILLED_AT, is_killed=False)
     check_each_seed_once(lines, epochs=2, seeds=SEEDS)
 
 

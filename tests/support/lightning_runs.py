@@ -14,11 +14,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def killed_and_resumed(folder: Path, *arguments: str, saved: int) -> list[dict[str, Any]]:
+def killed_and_resumed(
+    folder: Path, *arguments: str, saved: int, is_killed: bool = True
+) -> list[dict[str, Any]]:
     """Run ``train.py`` of ``folder`` there. Return what its ranks wrote of each step that counts.
 
-    The script trains in ``killed`` until its ranks are killed, and goes on in ``resumed`` from the checkpoint
-    of step ``saved``; each rank writes a JSON line for each step: ``epoch``, ``step`` and ``places``.
+    The script trains in ``killed`` until its ranks are killed, or end by themselves, and goes on in
+    ``resumed`` from the checkpoint of step ``saved``; each rank writes a JSON line for each step: ``epoch``,
+    ``step`` and ``places``.
     """
     done = subprocess.run(
         [sys.executable, "train.py", *arguments],
@@ -30,7 +33,7 @@ def killed_and_resumed(folder: Path, *arguments: str, saved: int) -> list[dict[s
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert "SIGKILL" in done.stdout
+    assert ("SIGKILL" in done.stdout) == is_killed
     before = [line for line in _lines(folder / "killed") if line["step"] < saved]
     after = list(_lines(folder / "resumed"))
     assert before
