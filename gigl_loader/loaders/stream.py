@@ -329,8 +329,11 @@ class FrameStream:
         """
         began = time.perf_counter()
         try:
-            with self._in_use, naming_process_limit(self._option):
+            with self._in_use:
                 frame = self._receive(progress, timeout)
+        except (BlockingIOError, RuntimeError) as error:
+            with naming_process_limit(self._option):
+                raise error
         finally:
             self._last_used = time.monotonic()
             waited = time.perf_counter() - began
