@@ -36,7 +36,13 @@ def fetch(
     """
     with importing():
         from gigl_loader.graph.folder import DiskFolder
-        from gigl_loader.graph.manifest import MANIFEST_NAME, Manifest, check_files, files_of
+        from gigl_loader.graph.manifest import (
+            MANIFEST_NAME,
+            MAX_MANIFEST_BYTES,
+            Manifest,
+            check_files,
+            files_of,
+        )
         from gigl_loader.options import check_topology
         from gigl_loader.partition.remote_files import RemotePlace, RemoteSource
         from gigl_server.partitions.adoption import make_sound, write_durable
@@ -44,7 +50,7 @@ def fetch(
 
     check_topology(topology)
     place = RemotePlace(source if "://" in source else Path(source).absolute().as_uri())
-    data = place.read(MANIFEST_NAME)
+    data = place.read(MANIFEST_NAME, most=MAX_MANIFEST_BYTES)
     manifest = Manifest.parse(data, what=str(place))
     check_files(manifest)
     parts = _chosen(partitions, manifest, str(place))
@@ -82,11 +88,13 @@ def _chosen(partitions: Sequence[str] | None, manifest: Manifest, what: str) -> 
 
 
 def _check_directory(directory: Path, manifest: Manifest) -> None:
-    """Raise ``ValueError`` for a directory that holds something else than files of this graph."""
+    """Raise ``ValueError`` for a directory that holds something else than files of this graph, or a link."""
     from gigl_loader.graph.folder import DiskFolder
     from gigl_loader.graph.manifest import MANIFEST_NAME, Manifest
+    from gigl_loader.regular_files import check_no_links
     from gigl_server.partitions.assembly import temporary_name
 
+    check_no_links(directory)
     if (directory / MANIFEST_NAME).exists():
         found = Manifest.read(DiskFolder(directory)).digest
         if found != manifest.digest:

@@ -9,7 +9,6 @@ import errno
 import mmap
 import os
 import re
-import stat
 import tempfile
 import time
 import weakref
@@ -26,6 +25,7 @@ import numpy.typing as npt
 from gigl_loader.arrays import Bytes
 from gigl_loader.errors import FormatError
 from gigl_loader.native import forget_mapping, install_bus_error_handler, map_file, watch_mapping
+from gigl_loader.regular_files import open_regular
 
 
 class FileStatus(NamedTuple):
@@ -151,7 +151,7 @@ class DirectFile:
 
 def _readable(path: Path, flags: int, memory: mmap.mmap) -> int:
     """Open a file, and try to read its first page."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)
+    fd = open_regular(path, os.O_RDONLY | flags)
     try:
         os.preadv(fd, [memory], 0)
     except BaseException:
@@ -235,25 +235,18 @@ class DiskFolder:
         return Sink(fd, on_disk=True)
 
     def open(self, name: str) -> Bytes:
-        # Non-blocking: opening a pipe would otherwise wait for a writer.
-        fd = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = _opened(self.path, name)
         try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise FormatError(f"{name}: not a regular file")
             return _map(fd, what=str(self.path / name))
         finally:
             os.close(fd)
 
     def read(self, name: str, begin: int, count: int) -> Bytes:
-        # No link: it may lead out of the folder.
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
         try:
-            fd = os.open(self.path / name, flags)
+            fd = _opened(self.path, name, os.O_NOFOLLOW)  # No link: it may lead out of the folder.
         except OSError as error:
             raise FormatError(f"{name}: cannot be read: {error.strerror}") from None
         try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise FormatError(f"{name}: not a regular file")
             return _read(fd, begin, count, what=name)
         finally:
             os.close(fd)
@@ -376,6 +369,14 @@ def folder_from(reference: Mapping[str, Any]) -> Folder:
     if "path" in reference:
         return DiskFolder(reference["path"])
     return MemoryFolder.from_reference(reference)
+
+
+def _opened(folder: Path, name: str, flags: int = 0) -> int:
+    """Open a file of a folder. ``FormatError`` for a directory, a pipe or a device."""
+    try:
+        return open_regular(folder / name, os.O_RDONLY | flags)
+    except (FormatError, IsADirectoryError):
+        raise FormatError(f"{name}: not a regular file") from None
 
 
 def _flat(array: npt.NDArray[Any]) -> Bytes:

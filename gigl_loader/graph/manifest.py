@@ -179,7 +179,8 @@ FORMAT_VERSION = 3
 _OLDEST_VERSION = 1
 MANIFEST_NAME = "graph.json"
 _FORMAT = "gigl-graph"
-_MAX_BYTES = 64 << 20  # Enough for some 300,000 files.
+MAX_MANIFEST_BYTES = 64 << 20
+"""Enough for some 300,000 files."""
 
 
 def version_for(schema: GraphSchema) -> int:
@@ -230,10 +231,13 @@ class Manifest:
     def read(cls, folder: Folder) -> Manifest:
         """Read and check ``graph.json``. Raises ``FormatError``."""
         try:
-            data = bytes(folder.open(MANIFEST_NAME))
+            contents = folder.open(MANIFEST_NAME)  # A map: none of it was read yet.
         except (FileNotFoundError, NotADirectoryError):
             raise FormatError(f"{folder} is not a graph: it has no {MANIFEST_NAME}") from None
-        return cls.parse(data, what=str(folder))
+        if len(contents) > MAX_MANIFEST_BYTES:
+            text = f"{len(contents)} bytes; at most {MAX_MANIFEST_BYTES} are read"
+            raise FormatError(f"{folder}: {MANIFEST_NAME} has {text}")
+        return cls.parse(bytes(contents), what=str(folder))
 
     @classmethod
     def parse(cls, data: bytes, *, what: str) -> Manifest:
@@ -257,7 +261,7 @@ class Manifest:
 
 
 def _parsed(data: bytes) -> dict[str, Any]:
-    document = read_json(data, what=MANIFEST_NAME, max_bytes=_MAX_BYTES)
+    document = read_json(data, what=MANIFEST_NAME, max_bytes=MAX_MANIFEST_BYTES)
     if not isinstance(document, dict):
         raise FormatError(f"{MANIFEST_NAME}: a {type(document).__name__}, not an object")
     return document

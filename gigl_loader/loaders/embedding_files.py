@@ -32,7 +32,9 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 import numpy as np
 from typing_extensions import Self
 
+from gigl_loader.errors import FormatError
 from gigl_loader.loaders.state import state_at
+from gigl_loader.regular_files import read_whole
 from gigl_loader.sampling.schedule import Shard
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     Rows = npt.NDArray[np.floating[Any]]
 
 _FORMAT = 1
+_MAX_MANIFEST_BYTES = 256 << 20
 """Version of the manifest. Raised when the meaning of a field changes."""
 _MANIFEST = re.compile(r"_manifest-(\d{5,})-of-(\d{5,})\.json")
 _SHARD = re.compile(r"(embeddings|ids)-(\d{5,})-\d{5,}\.(parquet|npy)")
@@ -280,10 +283,10 @@ class EmbeddingFolder:
     def _manifest_of(self, path: Path) -> dict[str, Any] | None:
         """Return a manifest whose files are there; ``None`` where there is none."""
         try:
-            manifest = json.loads(path.read_bytes())
+            manifest = json.loads(read_whole(path, most=_MAX_MANIFEST_BYTES))
         except FileNotFoundError:
             return None
-        except ValueError as error:
+        except (ValueError, FormatError) as error:
             raise ValueError(f"{path} is damaged ({error}): pass another path") from error
         if not isinstance(manifest, dict) or not manifest.keys() >= _FIELDS or manifest["format"] != _FORMAT:
             raise ValueError(f"{path} is no manifest of format {_FORMAT}: pass another path")

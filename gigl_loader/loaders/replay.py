@@ -26,6 +26,7 @@ from gigl_loader.loaders.ledger_file import BEGIN, read_lines
 from gigl_loader.loaders.single_batches import SingleBatches
 from gigl_loader.native import draws
 from gigl_loader.options import StoreOptions, WorkerOptions
+from gigl_loader.regular_files import open_regular
 from gigl_loader.sampling.plans import read_plan
 from gigl_loader.sampling.request import BatchRequest
 from gigl_loader.sampling.schedule import OneBatch, Schedule
@@ -95,7 +96,7 @@ class Recording:
         if path.exists() and not path.is_file():
             raise ValueError(f"{path} is no file")
         found = cls(path)
-        with path.open("rb") as file:
+        with open(open_regular(path), "rb") as file:
             end = 0
             for line in read_lines(file, str(path)):
                 kind = _KIND.match(line.body)

@@ -123,7 +123,7 @@ def _prefix(target: Path) -> str:
 
 def _remove_abandoned(target: Path) -> None:
     for path in target.parent.glob(f"{_prefix(target)}*"):
-        fd = os.open(path, os.O_RDONLY)
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

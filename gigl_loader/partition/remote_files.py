@@ -46,11 +46,18 @@ class RemotePlace:
         """Open a file to be read anywhere."""
         return self._system.open_input_file(self._path(name))
 
-    def read(self, name: str) -> bytes:
-        """Return the contents of a file. ``FileNotFoundError`` if there is none."""
-        self.size(name)
-        with self.open_file(name) as file:
-            return bytes(file.read())
+    def read(self, name: str, *, most: int) -> bytes:
+        """Return the contents of a file. ``FileNotFoundError`` if there is none.
+
+        ``FormatError`` for more than ``most`` bytes: they are not read.
+        """
+        nbytes = self.size(name)
+        if nbytes <= most:
+            with self.open_file(name) as file:
+                data = bytes(file.read(most + 1))  # It may have grown.
+            if len(data) <= most:
+                return data
+        raise FormatError(f"{self}/{name} has {nbytes} bytes; at most {most} are read")
 
     def size(self, name: str) -> int:
         """Return the size of a file. ``FileNotFoundError`` if there is none."""
@@ -121,6 +128,7 @@ class RemoteSource:
         try:
             with self._lock:
                 if name not in self._files:
+                    self._place.size(name)  # Opening a pipe would wait for its writer.
                     self._files[name] = self._place.open_file(name)
                 file = self._files[name]
             data = file.read_at(count, first)

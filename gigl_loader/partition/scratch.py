@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from gigl_loader.errors import FormatError
 from gigl_loader.graph.folder import is_uri
 from gigl_loader.partition.output import locked_directory
 
@@ -68,9 +69,12 @@ def write_file(scratch: Scratch, name: str, data: bytes) -> None:
     file.close()
 
 
-def read_file(scratch: Scratch, name: str) -> bytes:
-    """Return a whole file."""
-    data = np.empty(scratch.size(name), np.uint8)
+def read_file(scratch: Scratch, name: str, *, most: int) -> bytes:
+    """Return a whole file. ``FormatError`` for more than ``most`` bytes: they are not read."""
+    nbytes = scratch.size(name)
+    if nbytes > most:
+        raise FormatError(f"{scratch}: {name} has {nbytes} bytes; at most {most} are read")
+    data = np.empty(nbytes, np.uint8)
     scratch.read(name, 0, data)
     return data.tobytes()
 

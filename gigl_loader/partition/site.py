@@ -214,7 +214,9 @@ def _kept(
                 raise ValueError(
                     f"{scratch} holds a build that was cut off: resume it (--resume), or empty it"
                 )
-            found = read_json(read_file(scratch, _RECORD), what=_RECORD, max_bytes=_MAX_RECORD_BYTES)
+            found = read_json(
+                read_file(scratch, _RECORD, most=_MAX_RECORD_BYTES), what=_RECORD, max_bytes=_MAX_RECORD_BYTES
+            )
             plan = _plan_of(found, record, str(scratch))
         elif names:
             raise ValueError(f"{scratch} is not empty, and holds no build that was cut off")

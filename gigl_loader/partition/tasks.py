@@ -158,7 +158,7 @@ def keep_result(scratch: Scratch, stage: str, task: int, result: bytes) -> None:
 def kept_result(scratch: Scratch, stage: str, task: int) -> TaskResult:
     """Return the result of a task that was done before."""
     name = f"done/{stage}/{task:06d}"
-    return read_result(read_file(scratch, name), what=name)
+    return read_result(read_file(scratch, name, most=_MAX_RESULT_BYTES), what=name)
 
 
 def packed_error(error: Exception) -> bytes:

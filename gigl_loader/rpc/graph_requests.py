@@ -33,7 +33,8 @@ MAX_LISTED = 1 << 20
 MAX_TEXTS = 4096
 """Texts of one request or its reply. A text id has at most ``options.MAX_TEXT_ID`` characters, 8 KiB."""
 
-_MAX_TEXT_BYTES = 4 * MAX_TEXT_ID
+MAX_TEXT_BYTES = 4 * MAX_TEXT_ID
+"""Bytes of a text id in UTF-8."""
 
 MAX_FILE_BYTES = 8 << 20
 """Bytes of a file in one request: an attempt has 30 s, for which 0.3 MB/s do."""
@@ -219,8 +220,8 @@ def _texts(fields: RequestReader, node_type: NodeType, count: int) -> TextsReque
 def _find_texts(fields: RequestReader, node_type: NodeType, count: int) -> FindTextsRequest:
     offsets, data = fields.integers("offsets"), fields.octets("bytes")
     _check_count(len(offsets) - 1, MAX_TEXTS)
-    if len(offsets) > 1 and int(np.diff(offsets).max()) > _MAX_TEXT_BYTES:
-        raise FormatError(f"request: a text of more than {_MAX_TEXT_BYTES} bytes")
+    if len(offsets) > 1 and int(np.diff(offsets).max()) > MAX_TEXT_BYTES:
+        raise FormatError(f"request: a text of more than {MAX_TEXT_BYTES} bytes")
     return FindTextsRequest(node_type=node_type, texts=texts_of(data, offsets, "request"))
 
 

@@ -14,7 +14,7 @@ from gigl_loader.rpc.certificates import check_dates, tls_fault
 from gigl_loader.rpc.control import NO_TOKEN, ControlClient
 from gigl_loader.rpc.endpoint import tcp_probe
 from gigl_loader.rpc.replicas import connection_to
-from gigl_loader.rpc.replies import assembled
+from gigl_loader.rpc.replies import bounded
 from gigl_loader.rpc.requests import Envelope, encode_ping
 from gigl_loader.rpc.versions import BuildVersions
 
@@ -80,7 +80,7 @@ def _ping(endpoint: Endpoint, caller: Caller, digest: str, wire: int, deadline: 
     connection = connection_to(endpoint, caller, timeout_s=max(deadline.left_s(), _SHORTEST_S))
     try:
         request = encode_ping(Envelope(graph=digest, partition=endpoint.partitions[0], wire=wire))
-        connection.call(request, assembled)
+        connection.call(request, bounded(0))
     except SamplingError as error:
         if isinstance(error, StorageUnavailable):
             raise

@@ -10,6 +10,7 @@ import numpy as np
 from gigl_loader.errors import SamplingError
 from gigl_loader.rpc.graph_requests import (
     MAX_LISTED,
+    MAX_TEXT_BYTES,
     MAX_TEXTS,
     FileRequest,
     FindTextsRequest,
@@ -22,8 +23,9 @@ from gigl_loader.rpc.graph_requests import (
 )
 from gigl_loader.rpc.refusals import TooLarge
 from gigl_loader.rpc.replies import (
+    MAX_DRAWN_EDGES,
     RowReader,
-    assembled,
+    bounded,
     read_bytes,
     read_edges,
     read_flags,
@@ -41,7 +43,7 @@ from gigl_loader.rpc.requests import (
     SplitRequest,
     encode,
 )
-from gigl_loader.sampling.store import EdgeList, InducedRequest, Neighbors
+from gigl_loader.sampling.store import EdgeList, InducedRequest, NeighborRequest, Neighbors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -54,8 +56,14 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.graph_requests import Inquiry
     from gigl_loader.rpc.replicas import ReplicaConnection, Replicas
     from gigl_loader.rpc.requests import PartitionRequest
-    from gigl_loader.sampling.store import EdgeRequest, FeatureRequest, NeighborRequest, WireCounts
+    from gigl_loader.sampling.store import EdgeRequest, FeatureRequest, WireCounts
 
+_WIDTH = 8
+"""Bytes of the widest integer in a reply."""
+_EDGE_ARRAYS = 4
+"""Arrays of a reply that have an entry for each edge, at most."""
+_MAX_MANIFEST_BYTES = 64 << 20
+"""``Manifest.parse`` refuses a larger ``graph.json``."""
 _MAX_ROWS = 4 << 20
 """Positions of one request: 32 MiB, half of what a service reads."""
 
@@ -137,8 +145,9 @@ class RemoteStore:
         """Return the positions of a split in this partition, int64 [N], ascending."""
         bounds = self._schema.nodes[request.node_type].bounds
         partition = self._partition
-        layout, buffer = self._connection.call(self._encoded(request), assembled)
-        return read_split(layout, buffer, bounds[partition], bounds[partition + 1])
+        low, high = bounds[partition], bounds[partition + 1]
+        layout, buffer = self._connection.call(self._encoded(request), bounded(_WIDTH * (high - low)))
+        return read_split(layout, buffer, low, high)
 
     def edges(self, edge_type: EdgeType) -> EdgeList:
         """Return all edges of a type that this partition holds, by ascending edge id."""
@@ -166,11 +175,15 @@ class RemoteStore:
         return [result for part in parts for result in self._sample_in_parts(part)]
 
     def _sample(self, request: NeighborRequest | InducedRequest) -> Neighbors:
-        layout, buffer = self._connection.call(self._encoded(request), assembled)
+        edges = MAX_DRAWN_EDGES
+        if isinstance(request, NeighborRequest) and request.rule.most >= 0:
+            edges = min(request.rule.most * len(request.targets), edges)
+        reader = bounded(_EDGE_ARRAYS * _WIDTH * edges + _WIDTH * len(request.targets))
+        layout, buffer = self._connection.call(self._encoded(request), reader)
         return read_neighbors(layout, buffer, request, self._schema)
 
     def _contains(self, request: EdgeRequest) -> BoolArray:
-        layout, buffer = self._connection.call(self._encoded(request), assembled)
+        layout, buffer = self._connection.call(self._encoded(request), bounded(len(request.targets)))
         return read_flags(layout, buffer, "found", len(request.targets))
 
     def _gather(self, request: FeatureRequest, places: Int64Array, out: Sequence[Bytes]) -> None:
@@ -205,7 +218,8 @@ def fetch_edges(
     first = 0
     while True:
         request = EdgeListRequest(edge_type=edge_type, first=first, count=MAX_LISTED_EDGES)
-        layout, buffer = connection.call(encode(envelope, request, schema), assembled)
+        reader = bounded(_EDGE_ARRAYS * _WIDTH * request.count)
+        layout, buffer = connection.call(encode(envelope, request, schema), reader)
         lists.append(read_edges(layout, buffer, request, schema, envelope.partition))
         received = len(lists[-1].edge_ids)
         first += received
@@ -233,9 +247,8 @@ _ANY = (-(2**63), 2**63)
 
 def fetch_manifest(connection: ReplicaConnection) -> bytes:
     """Return the service's ``graph.json``, which ``Manifest.parse`` reads and checks."""
-    layout, buffer = connection.call(
-        encode_graph_request(ManifestRequest(), "", wire=connection.wire_version), assembled
-    )
+    request = encode_graph_request(ManifestRequest(), "", wire=connection.wire_version)
+    layout, buffer = connection.call(request, bounded(_MAX_MANIFEST_BYTES))
     return read_bytes(layout, buffer, "manifest")
 
 
@@ -247,7 +260,7 @@ def fetch_file(connection: ReplicaConnection, path: str, first: int, count: int,
     """
     inquiry = FileRequest(path=path, first=first, count=count)
     request = encode_graph_request(inquiry, digest, wire=connection.wire_version)
-    layout, buffer = connection.call(request, assembled)
+    layout, buffer = connection.call(request, bounded(count))
     return read_octets(layout, buffer, "bytes", count)
 
 
@@ -305,8 +318,9 @@ class Directory:
             SplitRequest(node_type=node_type, split=name),
             self._schema,
         )
-        layout, buffer = self._connection.call(request, assembled)
-        return read_split(layout, buffer, bounds[partition], bounds[partition + 1])
+        low, high = bounds[partition], bounds[partition + 1]
+        layout, buffer = self._connection.call(request, bounded(_WIDTH * (high - low)))
+        return read_split(layout, buffer, low, high)
 
     def edges(self, partition: int, edge_type: EdgeType) -> EdgeList:
         """Return all edges of a type in a partition that the service holds, by ascending edge id."""
@@ -317,7 +331,8 @@ class Directory:
         texts: list[str] = []
         for at in range(0, len(node_ids), MAX_TEXTS):
             request = TextsRequest(node_type=node_type, ids=node_ids[at : at + MAX_TEXTS])
-            layout, buffer = self._connection.call(self._encoded(request), assembled)
+            reader = bounded((MAX_TEXT_BYTES + _WIDTH) * (len(request.ids) + 1))
+            layout, buffer = self._connection.call(self._encoded(request), reader)
             texts += read_texts(layout, buffer, len(request.ids))
         return texts
 
@@ -348,7 +363,7 @@ class Directory:
         return Envelope(graph=self._digest, partition=partition, wire=self._connection.wire_version)
 
     def _integers(self, request: Inquiry, name: str, count: int, span: tuple[int, int]) -> Int64Array:
-        layout, buffer = self._connection.call(self._encoded(request), assembled)
+        layout, buffer = self._connection.call(self._encoded(request), bounded(_WIDTH * count))
         return read_integers(layout, buffer, name, span, count)
 
 

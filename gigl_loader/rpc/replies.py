@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -96,14 +97,19 @@ def document(arrays: Mapping[str, npt.NDArray[Any]]) -> list[Bytes]:
     return [np.frombuffer(layout.header, np.uint8), *flat]
 
 
-def assembled(reply: ReplyStream) -> tuple[Layout, Bytes]:
-    """Receive a document, and return its layout and its bytes."""
-    if reply.nbytes > MAX_REPLY_BYTES:
-        raise FormatError(f"reply: of {reply.nbytes} bytes; at most {MAX_REPLY_BYTES} are read")
+def assembled(reply: ReplyStream, most: int = MAX_REPLY_BYTES) -> tuple[Layout, Bytes]:
+    """Receive a document of at most ``most`` bytes, and return its layout and its bytes."""
+    if reply.nbytes > most:
+        raise FormatError(f"reply: of {reply.nbytes} bytes; at most {most} are read")
     buffer = np.empty(reply.nbytes, np.uint8)
     reply.read(buffer)
     reply.finish()
     return parsed(buffer)
+
+
+def bounded(nbytes: int) -> Callable[[ReplyStream], tuple[Layout, Bytes]]:
+    """Return ``assembled`` for a document whose arrays have at most ``nbytes``."""
+    return partial(assembled, most=min(nbytes + MAX_HEADER_BYTES, MAX_REPLY_BYTES))
 
 
 def parsed(buffer: Bytes) -> tuple[Layout, Bytes]:

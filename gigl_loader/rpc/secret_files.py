@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from gigl_loader.errors import FormatError
+from gigl_loader.regular_files import read_whole
 from gigl_loader.rpc.server_proof import check_cluster_key
 from gigl_loader.rpc.tokens import parse_tokens
 
@@ -85,6 +87,8 @@ def _state_of(path: str) -> tuple[int, ...]:
 
 
 _SECRET_LENGTH = 16
+_MOST_BYTES = 4 << 20
+"""A list of all public authorities has 0.3 MB."""
 
 
 def token_in(path: str | os.PathLike[str] | None) -> str:
@@ -160,15 +164,20 @@ def _warn_of_readers(path: Path) -> None:
 
 
 def pem_in(path: str | os.PathLike[str] | None) -> bytes:
-    """Return the text in a file; empty without a file. ``ValueError`` if it cannot be read or be PEM."""
+    """Return the text in a file; empty without a file. ``ValueError`` if it cannot be read or be PEM.
+
+    It may be a pipe, such as ``<(pass token)`` of a shell.
+    """
     if path is None:
         return b""
     try:
-        content = Path(path).read_bytes()
+        content = read_whole(path, most=_MOST_BYTES, pipes=True)
     except UnicodeEncodeError:
         raise ValueError(f"cannot read {str(path)!a}: no path has such a name") from None
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
+    except FormatError as error:
+        raise ValueError(f"cannot use {error}") from None
     if not content.strip():
         raise ValueError(f"{path} is empty")
     if not content.isascii():

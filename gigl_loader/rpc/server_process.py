@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _SEND_S, _TERMINATE_S, _KILL_S = 10.0, 1.0, 5.0
+_MAX_LINE_BYTES = 1 << 20
 _ERRORS = {kind.__name__: kind for kind in (FileNotFoundError, OSError, ValueError)}
 
 
@@ -127,6 +128,8 @@ class ServerProcess:
                 if not data:
                     raise ConnectionResetError
                 self._unread += data
+                if len(self._unread) > _MAX_LINE_BYTES:
+                    raise GiglError(f"{self._name} sent a line of more than {_MAX_LINE_BYTES} bytes")
         except TimeoutError:
             raise TimeoutError(
                 f"{self._name} did not {aim} in time; its log says what it waits for"

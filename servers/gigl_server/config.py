@@ -425,12 +425,21 @@ def _check_names(given: Mapping[str, Any], what: str) -> None:
             raise ValueError(f"{what} {str(name)[:100]!r}; known: {known}")
 
 
+_MAX_YAML_BYTES = 16 << 20
+"""Options take a few kB; a file that describes thousands of tables, 1 MB."""
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a mapping. ``ValueError`` for other content, ``OSError`` if the file cannot be read."""
     import yaml
 
+    from gigl_loader.errors import FormatError
+    from gigl_loader.regular_files import read_whole
+
     try:
-        document = yaml.safe_load(path.read_bytes())
+        document = yaml.safe_load(read_whole(path, most=_MAX_YAML_BYTES, pipes=True))
+    except FormatError as error:
+        raise ValueError(str(error)) from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())[:200]}") from None
     if document is None:

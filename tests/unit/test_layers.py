@@ -33,6 +33,7 @@ VALUES = frozenset(
         "options",
         "printable",
         "processes",
+        "regular_files",
         "resources",
         "retry",
         "sharding",

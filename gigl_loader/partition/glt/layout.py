@@ -17,6 +17,7 @@ from gigl_loader.partition.glt.pickles import Source
 from gigl_loader.partition.glt.tensors import Rows, saved_tensor, tensor_stream
 from gigl_loader.partition.stage import numbered
 from gigl_loader.partition.views import TableView
+from gigl_loader.regular_files import open_regular
 
 if TYPE_CHECKING:
     from gigl_loader.partition.readers import Kind, Table
@@ -143,7 +144,7 @@ class _Meta:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with path.open("rb") as file:
+        with open(open_regular(path), "rb") as file:
             data = file.read(_MAX_META_BYTES)
         try:
             found = Source(memoryview(data), max_bytes=_MAX_META_BYTES).load()

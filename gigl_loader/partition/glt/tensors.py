@@ -20,6 +20,7 @@ from gigl_loader.graph.folder import watch_map
 from gigl_loader.graph.schema import Column
 from gigl_loader.partition.glt.pickles import STORAGES, Source
 from gigl_loader.partition.pyg import array_and_column
+from gigl_loader.regular_files import open_regular
 from gigl_loader.tensors import STORAGE_DTYPES
 
 _MAX_STREAM = 1 << 20  # Tensors in one file: GLT appends one for every 10,000 rows.
@@ -155,7 +156,7 @@ def _inspected(path: Path) -> tuple[set[str], set[int]]:
     """
     names: set[str] = set()
     sizes = set()
-    with path.open("rb") as file, zipfile.ZipFile(_SmallReads(file)) as archive:
+    with open(open_regular(path), "rb") as file, zipfile.ZipFile(_SmallReads(file)) as archive:
         for entry in archive.infolist():
             if entry.compress_type:
                 raise FormatError(f"{path}: not a file of torch.save: its archive is compressed")

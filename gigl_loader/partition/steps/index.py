@@ -45,6 +45,7 @@ from gigl_loader.partition.steps.weights import (
     opened,
     pieces,
 )
+from gigl_loader.regular_files import open_regular
 from gigl_loader.tensors import ArraySpec, as_float64
 
 if TYPE_CHECKING:
@@ -328,7 +329,8 @@ def _new_manifest(path: Path) -> Iterator[Callable[[bytes], None]]:
     temporary = path / f".{MANIFEST_NAME}.new"
     if not (path / MANIFEST_NAME).exists():
         raise FileNotFoundError(2, "no such file", str(path / MANIFEST_NAME))
-    with open(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+b") as file:
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    with open(open_regular(temporary, flags, 0o644), "r+b") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             mine = os.path.samestat(os.fstat(file.fileno()), os.stat(temporary))

@@ -17,6 +17,7 @@ from gigl_loader.graph.folder import DiskFolder, graph_directory
 from gigl_loader.graph.graph import open_partitions
 from gigl_loader.graph.manifest import MANIFEST_NAME, Manifest, check_files, files_of, files_of_part
 from gigl_loader.options import check_topology, check_verify
+from gigl_loader.regular_files import open_regular
 from gigl_loader.threads import start_thread
 from gigl_server.partitions.assembly import PullStopped, temporary_name
 from gigl_server.partitions.file_sources import FileSourceFinder
@@ -92,7 +93,8 @@ def _manifest(path: Path, holders: FileSourceFinder, peers: Sequence[str]) -> tu
 def write_durable(path: Path, data: bytes) -> None:
     """Write a file, durable, under a temporary name first."""
     temporary = path.parent / temporary_name(path.name)
-    with temporary.open("wb") as file:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    with open(open_regular(temporary, flags, 0o644), "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

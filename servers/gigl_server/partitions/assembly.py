@@ -21,6 +21,7 @@ from gigl_loader.errors import FormatError, GiglError, StorageUnavailable
 from gigl_loader.graph.checksums import BlockRecord
 from gigl_loader.graph.folder import DiskFolder
 from gigl_loader.graph.manifest import Document
+from gigl_loader.regular_files import open_regular
 from gigl_loader.rpc.graph_requests import MAX_FILE_BYTES
 from gigl_loader.threads import ThreadPool
 
@@ -299,10 +300,9 @@ def _writing(name: str) -> Iterator[None]:
 
 def _locked(path: os.PathLike[str], name: str) -> int:
     """Open and lock a file that may be renamed or removed by another process meanwhile."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     while True:
         with _writing(name):
-            fd = os.open(path, flags, 0o644)
+            fd = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(fd), os.stat(path)):
