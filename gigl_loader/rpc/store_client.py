@@ -65,8 +65,6 @@ _MAX_DAMAGED = 3  # Attempts of one call, where each was damaged.
 _ANEW_S = 0.25  # Age from which a connection is left for a new one.
 _CERTAIN_S = 0.7
 """Pause before an unmarked refusal is checked by a second call: the first may have been damaged."""
-_EXPLAIN_S, _EXPLAIN_SHARE = 4.0, 0.25
-"""Time of a ``Cluster`` call that is kept to find out why it failed: seconds, and share of what is left."""
 _OPTIONS = [
     ("grpc.max_receive_message_length", 32 << 20),
     ("grpc.max_send_message_length", 32 << 20),
@@ -333,9 +331,8 @@ class StoreClient:
     ) -> tuple[Any, Any]:
         """Return reply and call. An unmarked refusal for good is raised when it comes twice."""
         request = messages.ClusterRequest()
-        explaining_s = min(_EXPLAIN_S, _EXPLAIN_SHARE * deadline.left_s())
         try:
-            return self._sent("Cluster", request, Deadline(deadline.at - explaining_s), headers)
+            return self._sent("Cluster", request, deadline, headers)
         except grpc.RpcError as error:
             found = self._explained(error, deadline)
             try:
@@ -405,7 +402,10 @@ class StoreClient:
         return found
 
     def _explained(self, error: grpc.RpcError, deadline: Deadline) -> Exception:
-        """Return the exception for a failed call, which says why no server responds. May connect twice."""
+        """Return the exception for a failed call, which says why no server responds.
+
+        Connects up to twice, in the time that is left.
+        """
         found = self._translated(error)
         if is_marked(error):
             return found
