@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import sys
-from typing import Any, NoReturn
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -19,16 +19,6 @@ class AcceleratePrepared:
     use_stateful_dataloader = True
     """``accelerator.save_state`` keeps the ``state_dict`` of a loader that was prepared."""
     _has_looked = False
-
-    @property
-    def sampler(self) -> NoReturn:
-        """None: ``AttributeError`` says what takes the place of ``skip_first_batches``."""
-        raise AttributeError(
-            f"{self.name} has no sampler, and skip_first_batches does not take it: load_state_dict() goes on "
-            "with the very next batch; accelerator.prepare_data_loader(loader) lets load_state() call it"
-        )
-
-    batch_sampler = sampler
 
     def _warn_of_missing_state(self) -> None:
         """Before the first epoch: warn where checkpoints of Accelerate would have the state of no loader.

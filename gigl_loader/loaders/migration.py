@@ -249,12 +249,17 @@ _ALIASES: dict[str, Callable[[Any], Any]] = {
 """Attributes of GLT's and GiGL's loaders."""
 
 _OWN_LOADER = "a subclass defines seed_nodes(), sampling_plan() and collate() instead (docs/extend.md)"
+_NO_SAMPLER = (
+    "a loader has none, and skip_first_batches does not take it: load_state_dict() goes on with the very "
+    "next batch; accelerator.prepare_data_loader(loader) lets load_state() call it"
+)
 _IN_PLACE_OF = {
     "collect_features": "loader.columns names the columns of batches",
     "input_data": "len(loader.dataset) counts it, and loader.sample(ids) takes other seeds",
     "sampling_config": "its fields are attributes of the loader: batch_size, num_neighbors, seed, ...",
     "sampling_type": "the class of the loader says it",
     "worker_options": "loader.num_workers; the other fields are arguments of the loader",
+    **dict.fromkeys(("batch_sampler", "sampler"), _NO_SAMPLER),
     **dict.fromkeys(
         (
             *("create_sampling_config", "create_colocated_channel", "create_mp_producer"),
@@ -267,7 +272,7 @@ _IN_PLACE_OF = {
 
 
 def attribute_of(loader: Any, name: str) -> Any:
-    """Return an attribute by the name that GLT and GiGL have for it. ``AttributeError`` says what to use."""
+    """Return an attribute by another library's name for it. ``AttributeError`` says what to use."""
     if name in _ALIASES:
         return _ALIASES[name](loader)
     kind = type(loader).__name__

@@ -138,7 +138,7 @@ def test_dates_of_tables_are_times_with_a_unit(tmp_path: Path) -> None:
     [
         (["--time", "z"], "--time z: no node or edge type has a column 'z'"),
         (["--time", "x"], "the times 'x' are no column of integers"),
-        (["--time", "a,b,c:t"], "unknown type ('a', 'b', 'c')"),
+        (["--time", "a,b,c:t"], "unknown edge type ('a', 'b', 'c')"),
         ([], "nothing to add"),
     ],
 )

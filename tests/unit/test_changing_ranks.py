@@ -158,17 +158,19 @@ def test_the_next_epoch_is_whole_again() -> None:
         assert all(map(same_batch, found, expected))
 
 
-def test_after_the_last_batch_nothing_is_left_for_any_ranks() -> None:
+def test_after_the_last_batch_the_next_epoch_begins_on_any_ranks() -> None:
     _, state = _run([(4, len(list(range(0, NUM_SEEDS, 4 * BATCH_SIZE))))])
     assert state["batches"] == -(-NUM_SEEDS // BATCH_SIZE)
 
-    def program(_: RankGroup) -> int:
+    def program(_: RankGroup) -> tuple[int, int]:
         with _loader() as loader:
             loader.load_state_dict(state)
-            return len(list(loader))
+            return loader.epoch, sum(batch.batch_size for batch in loader)
 
     for world_size in (1, 3, 4):
-        assert _values(run_ranks(world_size, program)) == [0] * world_size
+        epochs, seeds = zip(*_values(run_ranks(world_size, program)), strict=True)
+        assert set(epochs) == {1}
+        assert sum(seeds) == NUM_SEEDS
 
 
 def test_a_state_of_batches_in_any_order_is_for_its_own_rank() -> None:

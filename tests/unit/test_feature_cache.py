@@ -134,6 +134,15 @@ def test_rows_are_read_again_after_files_were_written_to() -> None:
     assert types.read() == 400
 
 
+def test_rows_of_other_hosts_do_not_tell_that_their_files_changed(tmp_path: Path) -> None:
+    nodes = {"node": NodeTable(ArrayTable("nodes", {"x": np.zeros((4, 2), np.float32)}))}
+    build_graph(GraphTables(edges={}, nodes=nodes), tmp_path / "graph")
+    schema = Graph.open(tmp_path / "graph").schema
+    readers: dict[Any, Any] = {"node": Reader(0)}  # As those of servers, it reads no file of this host.
+    columns = cached_columns(schema, ColumnPlan(nodes={"node": ("x",)}, edges={}), readers)
+    assert columns["node"].written() == columns["node"].written() == 0
+
+
 @pytest.mark.parametrize("sets_time_back", [False, True])
 def test_a_file_that_was_overwritten_and_mended_leaves_no_row_of_between(
     sets_time_back: bool, tmp_path: Path

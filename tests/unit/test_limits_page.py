@@ -47,6 +47,22 @@ from tests.support.thread_ranks import run_ranks
 ROOT = Path(__file__).parents[2]
 TESTS: dict[str, Callable[..., None]] = {}
 ELSEWHERE = {
+    "skip_first_batches of Accelerate": (
+        "integration/test_accelerate.py",
+        "test_skipping_batches_is_refused_by_name",
+    ),
+    "seeds of several node types with seed_weights": (
+        "unit/test_seeds_by_type.py",
+        "test_what_does_not_fit_is_refused_by_name",
+    ),
+    "a checkpoint of Lightning after an exception": (
+        "unit/test_resume.py",
+        "test_batches_in_any_order_count_as_given",
+    ),
+    "rows in caches of a trainer that a server": (
+        "unit/test_feature_cache.py",
+        "test_rows_of_other_hosts_do_not_tell_that_their_files_changed",
+    ),
     "lists of any length in a TensorFrame": (
         "integration/test_tensor_frames.py",
         "test_batches_have_the_rows_of_a_tensor_frame",

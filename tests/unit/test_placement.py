@@ -197,7 +197,7 @@ def test_with_a_node_type() -> None:
             "input_nodes has 3 for the rank of a server; there are 3, from 0",
         ),
         ({-1: torch.tensor([1])}, ValueError, "input_nodes has -1 for the rank"),
-        ({"0": torch.tensor([1])}, ValueError, "input_nodes has '0' for the rank"),
+        ({"0": torch.tensor([1])}, ValueError, "unknown node type '0'; known: node"),
         ({True: torch.tensor([1])}, ValueError, "input_nodes has True for the rank"),
         ({0: torch.tensor([1.5])}, TypeError, "node ids must be integers"),
         ({0: torch.tensor([[1]])}, ValueError, "must be 1-D"),

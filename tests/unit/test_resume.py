@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigl_loader import DistDataset, DistNeighborLoader, SamplingError
+from gigl_loader.loaders.state import state_before
 from gigl_loader.loaders.stream import Progress
 from tests.support.pyg_graphs import graph_of, homogeneous, same_batch
 from tests.support.scripted import Script, ScriptedDataset
@@ -287,3 +288,13 @@ def test_progress_is_a_prefix_and_what_lies_ahead(order: list[int], given_out: i
     assert {batch for batch in range(12) if not progress.lacks(batch)} == set(order[:given_out])
     assert progress.first not in progress.ahead
     assert all(batch > progress.first for batch in progress.ahead)
+
+
+def test_batches_in_any_order_count_as_given() -> None:
+    with _loader() as loader:
+        list(islice(loader, 3))
+        state, schedule = loader.state_dict(), loader._schedule
+    in_order = Progress(epoch=0, first=3)
+    assert state_before(state, 1, in_order, schedule)["batches"] == 2
+    in_any_order = Progress(epoch=0, first=3, ahead={5})
+    assert state_before(state, 1, in_any_order, schedule) == state
