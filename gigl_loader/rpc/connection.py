@@ -148,8 +148,7 @@ class ConnectionPool:
         It may be in the files by now, or be the caller's next one, where no more than ``refused`` were tried.
         """
         with self._lock:
-            others = max(len(self._caller.other_tokens), 1)
-            if connection.generation == self._generation and refused <= others:
+            if connection.generation == self._generation and refused <= (len(self._caller.other_tokens) or 1):
                 self._use(self._caller.after_refusal())
             return connection.generation != self._generation
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from gigl_server.ports.data import DataThreads
+from gigl_server.ports.data_threads import DataThreads
 
 if TYPE_CHECKING:
     from gigl_loader.native import DataCall

@@ -415,10 +415,7 @@ class FrameShares:
         return lambda task: self._has_quota(task, begun) and shared(task)
 
     def _has_quota(self, task: SampleTask, begun: Collection[SampleTask]) -> bool:
-        """Return whether the quota of an owner's token has room for the likely size of a frame.
-
-        A first frame has room: its size is not known. ``FrameMaker`` fails it where it exceeds the quota.
-        """
+        """Return whether the quota of an owner's token has room for a frame; a first one has."""
         token, most = task.channel.owner.token, self._grant_of(task.channel.owner).frames
         if most is None:
             return True
