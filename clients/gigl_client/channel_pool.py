@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from contextvars import copy_context
@@ -12,17 +13,18 @@ from typing import TYPE_CHECKING, Any
 from gigl_client.channels import Channel, OpenChannel, close_channel, may_pass, open_channel
 from gigl_loader.errors import strip_traceback
 from gigl_loader.retry import Backoff
+from gigl_loader.rpc.refusals import FaultKind, rule_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from gigl_client.channels import ChannelConfig
+    from gigl_client.channels import ChannelConfig, Tried
     from gigl_client.cluster import Heartbeats, Server
 
 _LOGGER = logging.getLogger(__name__)
 
 _REFUSED_S = 5.0
-"""Pause before another series of attempts at a server that is not needed."""
+"""Pause before another attempt at a server that refused and is not needed."""
 
 
 class ChannelPool:
@@ -65,13 +67,18 @@ class ChannelPool:
     def open_all(self) -> None:
         """Open every channel that is not open, each in a thread of its own. Does not wait.
 
-        A server that refused, and whose partitions other servers hold, is tried again after a while.
+        A server that refused, and whose partitions other servers hold, is tried again at ``reopen_at``.
         """
         needed, now = self.needed(), time.monotonic()
         for channel in self._channels:
             may_open = channel in needed or now >= channel.retry_at
             if channel.opened is None and not channel.opening and may_open and not self.closed:
                 self._open(channel, None, pause_s=0.0)
+
+    def reopen_at(self) -> float:
+        """Return when ``open_all`` tries the next of the servers that refused (monotonic)."""
+        refused = (each.retry_at for each in self._channels if each.opened is None and not each.opening)
+        return min(refused, default=math.inf)
 
     def needed(self) -> list[Channel]:
         """Return the channels that are not open and whose servers are needed.
@@ -114,24 +121,33 @@ class ChannelPool:
         if not self.closed:
             self._open(channel, before, pause_s=channel.pause_s())
 
-    def for_hedge(self, sent: Channel) -> Channel | None:
-        """Return the channel with the lowest load, other than that of a late request.
+    def for_hedge(self, tried: Tried) -> Channel | None:
+        """Return a channel, as ``for_batch``, for another request of a late batch: none that has one already.
 
         One to a server that is late itself is better than none.
         """
-        able = [each for each in self._channels if each.opened and each is not sent]
-        return min(able, key=lambda channel: (channel.late, channel.load), default=None)
+        able = [each for each in self._channels if each.opened and each not in tried.under_way]
+        return min(able, key=lambda each: (each.late, tried.failures[each], each.load), default=None)
 
-    def for_batch(self, batch: int, *, urgent: bool, needed: bool) -> Channel | None:
+    @property
+    def most_in_flight(self) -> int:
+        """Batches that may be in flight at all servers together, those that back off among them."""
+        if self._config.prefetch == 0:
+            return 1
+        opened = max(sum(each.opened is not None for each in self._channels), 1)
+        return min(opened * self._config.max_in_flight, self._config.most_in_flight(self._frame_bytes))
+
+    def for_batch(self, batch: int, tried: Tried, *, urgent: bool, needed: bool) -> Channel | None:
         """Return the channel with the lowest load. ``None`` where no channel may have another request.
 
-        Servers that are late with a batch are passed over while another server is open.
+        Channels with the fewest failures of the batch come first: a server that refuses at once would have
+        the lowest load for ever. Servers that are late with a batch are passed over while another is open.
 
         ``urgent``: no other batch can be delivered before this one, so received batches must not keep it from
         being requested again. ``needed``: the trainer waits for a batch; without prefetching, batches are
         requested only then.
         """
-        if self._config.prefetch == 0 and (not needed or any(channel.load for channel in self._channels)):
+        if self._config.prefetch == 0 and not needed:
             return None
         in_flight = sum(channel.load for channel in self._channels)
         if not urgent and in_flight >= self._config.most_in_flight(self._frame_bytes):
@@ -142,7 +158,7 @@ class ChannelPool:
         opened = [each for each in in_turn if each.opened]
         prompt = [each for each in opened if not each.late] or opened
         able = [each for each in prompt if urgent or each.load < min(each.allowance, most)]
-        return min(able, key=lambda channel: channel.load, default=None)
+        return min(able, key=lambda each: (tried.failures[each], each.load), default=None)
 
     def received(self, frame_bytes: int) -> None:
         """Take note of the size of a frame. Few large frames count until many smaller ones have come."""
@@ -189,8 +205,7 @@ class ChannelPool:
         return opened
 
     def _open(self, channel: Channel, before: OpenChannel | None, *, pause_s: float) -> None:
-        channel.tries_since = time.monotonic()
-        channel.down_since = channel.down_since or channel.tries_since
+        channel.down_since = channel.down_since or time.monotonic()
         thread = threading.Thread(
             target=copy_context().run,
             args=(self._make, channel, before, pause_s),
@@ -200,7 +215,8 @@ class ChannelPool:
         try:
             thread.start()
         except RuntimeError as error:  # The system has no thread to give.
-            channel.failure = strip_traceback(error)
+            channel.failure = rule_of(FaultKind.RESOURCES).error(f"{channel}: {error}")
+            channel.retry_at = time.monotonic() + _REFUSED_S
         else:
             channel.opening = True
 
@@ -216,14 +232,16 @@ class ChannelPool:
             close_channel(channel.server, result.id)
 
     def _attempts(self, channel: Channel) -> OpenChannel | Exception:
-        """Return a channel, or an error that a retry cannot resolve, or the last error after the timeout."""
-        give_up = time.monotonic() + self._config.timeout_s
+        """Return a channel, or an error that a retry cannot resolve.
+
+        A server that is away is tried for as long as it is a member: it may be the one that is needed next.
+        """
         backoff = Backoff()
         while True:
             result = self._attempt(channel)
             if not isinstance(result, Exception):
                 return result
-            if not may_pass(result) or time.monotonic() > give_up or channel.gone:
+            if not may_pass(result) or channel.gone:
                 return result
             self._tried(channel, result)
             if self._closed.wait(backoff.next_s()):

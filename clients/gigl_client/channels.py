@@ -8,10 +8,11 @@ import os
 import socket
 import threading
 import time
+from collections import Counter
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -25,6 +26,8 @@ from gigl_loader.rpc.ring_client import receive_ring
 from gigl_loader.sampling.plan import plan_digest
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gigl_client.cluster import Server
     from gigl_loader.arrays import Bytes
     from gigl_loader.rpc.graph_store_pb2 import Channel as ChannelReply
@@ -228,15 +231,13 @@ class Channel:
         """A thread is opening the channel."""
         self.down_since = 0.0
         """When the channel was lost, or first requested. Meaningless while the channel is open."""
-        self.tries_since = 0.0
-        """When the current series of attempts to open the channel began."""
         self.failure: Exception | None = None
         """Error of the last attempt to open the channel."""
         self.last_fault: Exception | None = None
         self.fault_at = 0.0
         """Error that last ended the channel or a check of it, and when (monotonic)."""
         self.retry_at = 0.0
-        """When the channel may be opened again if attempts were given up and the server is not needed."""
+        """When the channel may be opened again where the server refused and is not needed."""
         self.gone = False
         """The server has left the cluster."""
         self.late_until = 0.0
@@ -313,6 +314,14 @@ class Channel:
 
     def __str__(self) -> str:
         return self.name
+
+
+class Tried(NamedTuple):
+    """Channels over which a batch was requested."""
+
+    under_way: Sequence[Channel] = ()
+    failures: Counter[Channel] = Counter()  # noqa: RUF012
+    """Attempts that failed, by channel."""
 
 
 def may_pass(error: Exception) -> bool:

@@ -269,6 +269,7 @@ class Cluster:
             self.caller,
             timeout_s=timeout_s,
             on_membership=self._follower.told,
+            on_no_holder=self._follower.doubt,
             contact=Contact.ESTABLISHED,
         )
 

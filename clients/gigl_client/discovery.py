@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import as_completed
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 from gigl_loader.errors import FormatError, GiglError, StorageUnavailable
@@ -20,7 +22,7 @@ from gigl_loader.rpc.versions import BuildVersions
 from gigl_loader.threads import ThreadPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from gigl_loader.rpc.control import ClusterView
     from gigl_loader.rpc.credentials import Caller
@@ -46,12 +48,14 @@ _LOGGER = logging.getLogger(__name__)
 
 _REFRESH_ATTEMPT_S = 2.0
 _LONGEST_PAUSE_S = 5.0
+_DOUBT_S = 1.0
+"""First pause after a view that was fetched for a missing holder."""
 
 
 class MembershipFollower:
-    """Fetches the view of a cluster when a reply has a newer version. Thread-safe.
+    """Fetches the view of a cluster when a reply has a newer version, or a holder is missed. Thread-safe.
 
-    The thread starts with the first newer version. It holds no reference to the cluster.
+    The thread starts with the first of these. It holds no reference to the cluster.
     """
 
     def __init__(
@@ -64,6 +68,8 @@ class MembershipFollower:
         self.version = version
         """Of the latest view."""
         self._told = version
+        self._in_doubt = False
+        """A holder is missed, and a newer view may have it."""
         self._clients, self._apply = clients, apply
         self._lock = threading.Lock()
         self._news = threading.Event()
@@ -72,10 +78,27 @@ class MembershipFollower:
 
     def told(self, version: int) -> None:
         """Note the version in a reply. Does not block."""
-        if version <= self._told or self._stopped.is_set():
-            return
+        if version > self._told and not self._stopped.is_set():
+            with self._lock:
+                self._told = max(self._told, version)
+            self._wake()
+
+    def doubt(self) -> None:
+        """Fetch a view soon: no holder of a partition responds, and no reply may tell of a new one.
+
+        Does not block. Views are fetched with pauses from 1 to 5 s, however often it is called.
+        """
+        if not self._stopped.is_set():
+            self._in_doubt = True
+            self._wake()
+
+    def stop(self) -> None:
+        """Fetch no more views. Stopping twice is fine."""
+        self._stopped.set()
+        self._news.set()
+
+    def _wake(self) -> None:
         with self._lock:
-            self._told = max(self._told, version)
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="gigl-membership", daemon=True)
                 with suppress(RuntimeError):  # The system has none, or the interpreter ends.
@@ -83,37 +106,45 @@ class MembershipFollower:
                     self._thread = thread
         self._news.set()
 
-    def stop(self) -> None:
-        """Fetch no more views. Stopping twice is fine."""
-        self._stopped.set()
-        self._news.set()
-
     def _run(self) -> None:
         backoff = Backoff(first_s=0.1, longest_s=_LONGEST_PAUSE_S)
+        doubts, look_at = Backoff(first_s=_DOUBT_S, longest_s=_LONGEST_PAUSE_S), 0.0
         while not self._stopped.is_set():
             self._news.wait()
             self._news.clear()
+            if self._in_doubt and time.monotonic() >= look_at:
+                self._in_doubt = False
+                if any(map(self._take, islice(self._views(), 1))):
+                    doubts.reset()
+                look_at = time.monotonic() + doubts.next_s()
             while self.version < self._told and not self._stopped.is_set():
-                if self._fetch():
+                if any(map(self._take, self._views())):
                     backoff.reset()
                 elif self._stopped.wait(backoff.next_s()):
                     return
 
-    def _fetch(self) -> bool:
-        """Take the first view that is newer than the latest. Return whether there was one."""
-        for client in self._clients():
+    def _views(self) -> Iterator[ClusterView]:
+        """Yield the views of servers that are ready. The first is any of them."""
+        clients = list(self._clients())
+        first = int(random.random() * len(clients))
+        for client in clients[first:] + clients[:first]:
             if self._stopped.is_set():
-                return False
+                return
             try:
                 view = client.cluster(_REFRESH_ATTEMPT_S)
             except (GiglError, ValueError) as error:
                 _LOGGER.debug("no view of the cluster: %s", error)
                 continue
-            if view.ready and view.servers and view.membership > self.version:
-                self.version = view.membership
-                self._apply(view)
-                return True
-        return False
+            if view.ready and view.servers:
+                yield view
+
+    def _take(self, view: ClusterView) -> bool:
+        """Use a view. Return whether it is newer than the latest."""
+        if view.membership <= self.version:
+            return False
+        self.version = view.membership
+        self._apply(view)
+        return True
 
 
 def assigned(partitions: Iterable[Iterable[int]]) -> tuple[tuple[int, ...], ...]:

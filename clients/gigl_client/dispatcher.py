@@ -36,10 +36,8 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger(__name__)
 
-_FIRST_S = 1.0
-_CLOSE_S = 2.0
-_LONGER_S = 30.0
-_LEAVE_S = 1.0
+_FIRST_S, _LONGER_S = 1.0, 30.0
+_CLOSE_S, _LEAVE_S = 2.0, 1.0
 _SILENT_S = 2.0
 """Silence of a server that the trainer waits for, after which it is asked whether it has the request. One
 without descriptors leaves new connections, and what was sent over them, in the queue of its kernel."""
@@ -81,7 +79,7 @@ class Dispatcher:
         self.damaged = 0
         """Number of replies and requests that did not match their checksum or broke a rule."""
         self.hedged = 0
-        """Batches that were requested from a second server."""
+        """Further requests for a batch whose server was late."""
         self._times_broken: Counter[int] = Counter()  # By batch of the current epoch.
         self.needed = False
         """The trainer waits for a batch."""
@@ -141,9 +139,10 @@ class Dispatcher:
     def _hand_out(self) -> None:
         """Request as many batches as may be in flight."""
         now = time.monotonic()
-        while not self._channels.closed and (batch := self._in_flight.next(now)) is not None:
-            urgent = self._in_flight.holds_up_others(batch)
-            channel = self._channels.for_batch(batch, urgent=urgent, needed=self.needed)
+        in_flight, channels = self._in_flight, self._channels
+        while not channels.closed and (batch := in_flight.next(now, channels.most_in_flight)) is not None:
+            urgent, tried = in_flight.holds_up_others(batch), in_flight.tried(batch)
+            channel = channels.for_batch(batch, tried, urgent=urgent, needed=self.needed)
             if channel is None:
                 return
             request = self._request_of(batch)
@@ -151,10 +150,12 @@ class Dispatcher:
                 self._send(channel, request, now)
 
     def _hedge(self, now: float) -> None:
-        """Request the awaited batch from a second server where its server is late."""
+        """Request the awaited batch from another server where its server is late."""
         late = self._in_flight.late(now)
-        channel = None if late is None else self._channels.for_hedge(late.channel)
-        if late is None or channel is None:
+        if late is None:
+            return
+        channel = self._channels.for_hedge(self._in_flight.tried(late.request.batch))
+        if channel is None:
             return
         self.hedged += 1
         if not channel.late:  # Else there would be no server left to prefer.

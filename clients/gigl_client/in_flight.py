@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from gigl_client.channels import may_pass
+from gigl_client.channels import MAX_IN_FLIGHT, Tried, may_pass
 from gigl_loader.errors import SamplingError, StorageUnavailable
 from gigl_loader.rpc.calls import Call, Cancellation, Hedging
 from gigl_loader.rpc.graph_store_pb2 import SampleRequest
@@ -97,8 +98,9 @@ class InFlightRequest:
 
 
 _KIND = "batch"
-_MAX_AT_ONCE = 2
-"""Requests of one batch under way at the same time, at different servers."""
+_MAX_AT_ONCE = 8
+"""Requests of one batch under way at the same time, each at another server: as many silent servers do not
+keep a batch from one that is ready."""
 
 
 @dataclass(slots=True, eq=False)
@@ -108,6 +110,8 @@ class _Batch:
     request: BatchRequest
     """The same at every attempt: a batch is a pure function of it."""
     call: Call[InFlightRequest]
+    failures: Counter[Channel] = field(default_factory=Counter)
+    """Attempts that failed, by channel."""
 
 
 class Failing(NamedTuple):
@@ -166,8 +170,11 @@ class InFlight:
         """The batch that ``take`` waits for, as text."""
         return f"batch {self.position}" if self._in_order else "any batch"
 
-    def next(self, now: float) -> int | None:
+    def next(self, now: float, most: int = MAX_IN_FLIGHT) -> int | None:
         """Return the batch to request now. ``None`` where every batch is requested, ready or backing off.
+
+        At most ``most`` batches are in flight, also those that back off: a server that refuses at once would
+        get a request for each batch of the epoch.
 
         In order, the first batch of an epoch is requested alone until a server has sampled it: the trainer
         waits for it, and all servers would be busy with later ones.
@@ -179,11 +186,20 @@ class InFlight:
             return min(due)
         if not self._begun and len(idle) < len(self._pending()):
             return None
+        if len(self._batches) >= most:
+            return None
         return self._next_batch if self._next_batch < self.num_batches else None
 
     def holds_up_others(self, batch: int) -> bool:
         """Return whether no other batch can be delivered before this one."""
         return self._in_order and batch == self.position
+
+    def tried(self, batch: int) -> Tried:
+        """Return the channels over which a batch was requested so far."""
+        known = self._batches.get(batch)
+        if known is None:
+            return Tried()
+        return Tried([each.channel for each in known.call.attempts], known.failures)
 
     def known_request(self, batch: int) -> BatchRequest | None:
         """Return the request of a batch that was requested before. ``None`` for a new batch."""
@@ -209,10 +225,10 @@ class InFlight:
         return call.attempts[0] if call is not None else None
 
     def late(self, now: float) -> InFlightRequest | None:
-        """Return the request that the trainer waits for, if it should be sent to a second server now."""
+        """Return the last request for the awaited batch, if it should be sent to another server now."""
         self._hedged_at = now
         call = self._awaited()
-        return call.attempts[0] if call is not None and call.may_start(now) else None
+        return call.attempts[-1] if call is not None and call.may_start(now) else None
 
     def late_at(self) -> float:
         """Return when ``late`` returns a request (monotonic). Infinity where none is awaited.
@@ -246,7 +262,9 @@ class InFlight:
         """
         sent.channel.load -= 1
         self._begun = self.has_first = True
-        self._batches[sent.request.batch].call.failed(sent, now, error)
+        batch = self._batches[sent.request.batch]
+        batch.failures[sent.channel] += 1
+        batch.call.failed(sent, now, error)
 
     def put_back_all(self, opened: OpenChannel, now: float) -> int:
         """Queue all batches of a lost channel again. Return how many."""
@@ -348,67 +366,49 @@ class BatchWait:
         *,
         fetchers_stuck_at: Callable[[], float],
         check_at: Callable[[], float],
-        timeout_s: float,
     ) -> None:
-        """A server that does not respond, or a batch that fails to arrive, is retried for ``timeout_s``.
-
-        ``fetchers_stuck_at`` returns when another thread is needed that fetches frames, ``check_at`` when to
-        look whether a request was lost (monotonic).
+        """``fetchers_stuck_at`` returns when another thread is needed that fetches frames, ``check_at`` when
+        to look whether a request was lost (monotonic).
         """
         self._channels = channels
         self._in_flight = in_flight
         self._changed = changed
         self._fetchers_stuck_at = fetchers_stuck_at
         self._check_at = check_at
-        self._timeout_s = timeout_s
-        self._calm = 0.0
-        self._received = -1
 
     def wait(self, deadline: float, timeout: float) -> None:
         """Wait until a response arrives, a channel changes or a backoff ends.
 
-        Raises ``StorageUnavailable`` where a server or the owner of nodes was retried for ``timeout_s``, or
-        where a retry cannot help; ``ValueError`` for a mistake of the caller; ``TimeoutError`` at
-        ``deadline`` (monotonic), which is ``timeout`` s after the wait began. The caller may wait again
-        after any of them.
+        At ``deadline`` (monotonic), which is ``timeout`` s after the wait began, raises
+        ``StorageUnavailable`` where a server or the owner of nodes was retried until then, else
+        ``TimeoutError``. Where a retry cannot help, raises at once: ``ValueError`` for a mistake of the
+        caller. The caller may wait again after any of them.
         """
         now = time.monotonic()
-        if self._in_flight.taken != self._received:  # A batch arrived: the time for retries begins anew.
-            self._received, self._calm = self._in_flight.taken, now
-        self._check_channels(now, began=deadline - timeout)
-        retry = self._in_flight.delaying_retry()
-        give_up = math.inf if retry is None else max(retry.since, self._calm) + self._timeout_s
-        if retry is not None and now >= give_up:
-            self._calm = now
-            raise _unavailable(self._in_flight.epoch, retry, now)
+        self._check_needed()
+        self._channels.open_all()
         if now >= deadline:
-            raise self._timed_out(now, timeout, retry)
+            raise self._timed_out(now, timeout)
         until = min(
             deadline,
-            give_up,
             self._in_flight.next_retry(),
             self._in_flight.late_at(),
             self._fetchers_stuck_at(),
             self._check_at(),
+            self._channels.reopen_at(),
         )
         self._changed.wait(min(max(until - now, 0.001), _MAX_WAIT_S))
 
-    def _check_channels(self, now: float, *, began: float) -> None:
-        """Raise the error that ended the attempts to open a channel. The next wait starts them again.
-
-        This wait starts them again itself where the attempts began before it: an earlier wait has raised
-        their error, or no wait needed the channel.
-        """
+    def _check_needed(self) -> None:
+        """Raise the error of a needed server that refused. The next wait tries it again."""
         for channel in self._needed():
             error = channel.failure
-            if error is not None and not channel.opening:
-                if may_pass(error) and channel.tries_since < began:
-                    self._channels.open_all()
-                    return
+            if error is not None and not channel.opening and not may_pass(error):
                 channel.failure = None
-                raise _not_reached(channel, error, now) if may_pass(error) else _refused(channel, error)
+                raise _refused(channel, error)
 
-    def _timed_out(self, now: float, timeout: float, retry: Failing | None) -> Exception:
+    def _timed_out(self, now: float, timeout: float) -> Exception:
+        retry = self._in_flight.delaying_retry()
         for channel in self._needed():
             if channel.failure is not None and (retry is None or channel.down_since < retry.since):
                 return _not_reached(channel, channel.failure, now)

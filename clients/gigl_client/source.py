@@ -144,7 +144,6 @@ class RemoteSource:
             self._changed,
             fetchers_stuck_at=self._dispatcher.threads.stuck_at,
             check_at=self._dispatcher.check_at,
-            timeout_s=timeout_s,
         )
         self._end = weakref.finalize(self, _end, self._dispatcher, self.store, self._pid)
         cluster.follow(self._channels)

@@ -283,7 +283,8 @@ class Call(Generic[Attempt]):
             return math.inf
         hedged = len(self.attempts) == 1 and not self._refused
         delay_s = self._hedging.delay_s(self._kind) if hedged else None
-        return self.stalled_at() if delay_s is None else self.attempts[-1].since + delay_s
+        due_at = self.stalled_at() if delay_s is None else self.attempts[-1].since + delay_s
+        return max(due_at, self.not_before)
 
     def stalled_at(self) -> float:
         """Return when the server of the newest attempt counts as stalled (monotonic)."""
@@ -319,7 +320,7 @@ class Call(Generic[Attempt]):
             return
         self.error = strip_traceback(error)
         self.failing_since = now if self.failing_since is None else self.failing_since
-        if pauses and not self.attempts:
+        if pauses:
             self._backoff = self._backoff or Backoff()
             pause_ends, last = now + self._backoff.next_s(), self._deadline - self._reserve_s
             self.not_before = last if now < last < pause_ends else pause_ends

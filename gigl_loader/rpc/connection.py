@@ -260,14 +260,14 @@ class Connection:
         timeout_s: float | None = None,
         cancellation: Cancellation | None = None,
     ) -> Result:
-        """Send a request once, and return ``read(reply)``. Arguments as those of ``attempt``.
+        """Send a request, again while the peer is busy, and return ``read(reply)``.
 
-        Where another attempt may succeed, raises the class of the fault (``refusals.FAULT_RULES``), a kind of
-        ``StorageUnavailable``.
+        Where another call may succeed, raises the class of the fault, a kind of ``StorageUnavailable``.
         """
-        began = time.monotonic()
+        cancellation, began = cancellation or Cancellation(), time.monotonic()
         try:
-            return self.attempt(request, read, timeout_s=timeout_s, cancellation=cancellation)
+            with self._entered(cancellation):
+                return self._patient(request, read, began + (timeout_s or self._timeout_s), cancellation)
         except AttemptFailed as error:
             seconds = time.monotonic() - began
             text = f"{self._endpoint} did not answer within {seconds:.1f} s: {error}"
@@ -283,14 +283,14 @@ class Connection:
     ) -> Result:
         """Make one attempt of a call, and return ``read(reply)``.
 
-        ``read`` reads the whole reply, and finishes it. A busy peer is asked again, with growing pauses,
-        until ``timeout_s`` (default: that of the connection) is over. Raises ``AttemptFailed`` where another
-        attempt may succeed, else what ``refusals.FAULT_RULES`` says. By ``cancellation``, another thread
-        ends the attempt with ``Cancelled``.
+        ``read`` reads the whole reply, and finishes it. ``timeout_s``: by default that of the connection.
+        Raises ``AttemptFailed`` where another attempt may succeed, else what ``refusals.FAULT_RULES`` says.
+        By ``cancellation``, another thread ends the attempt with ``Cancelled``.
         """
         cancellation = cancellation or Cancellation()
         with self._entered(cancellation):
-            return self._patient(request, read, timeout_s or self._timeout_s, cancellation)
+            deadline = time.monotonic() + (timeout_s or self._timeout_s)
+            return self._attempt(request, read, deadline, cancellation)
 
     def sample(
         self,
@@ -332,11 +332,10 @@ class Connection:
         self,
         request: bytes,
         read: Callable[[ReplyStream], Result],
-        seconds: float,
+        deadline: float,
         cancellation: Cancellation,
     ) -> Result:
         """Make an attempt, again while the peer is busy. Raises ``Refusal`` or ``AttemptFailed``."""
-        deadline = time.monotonic() + seconds
         backoff = Backoff()
         while True:
             try:
@@ -459,10 +458,10 @@ class Connection:
         if membership not in (0, self._heard) and self.on_membership is not None:
             self._heard = membership
             self.on_membership(membership)
+        if refused:  # No part of a reply was heard: else a busy server would not count as stalled.
+            raise self._refused(ReplyStream(client, nbytes, connection.scratch))
         cancellation.hear()
         reply = ReplyStream(client, nbytes, connection.scratch, cancellation.hear)
-        if refused:
-            raise self._refused(reply)
         try:
             return read(reply)
         finally:

@@ -38,11 +38,11 @@ class Holders:
     """
 
     def __init__(
-        self, endpoints: Iterable[Endpoint], *, key: str, clock: Callable[[], float] = time.monotonic
+        self, endpoints: Iterable[Endpoint], *, key: str, clock: Callable[[], float] | None = None
     ) -> None:
         """``key`` names the caller: callers with different keys have different orders."""
         self._key = key
-        self._clock = clock
+        self._clock = clock or time.monotonic
         self._lock = threading.Lock()
         self._avoided: dict[str, _Avoided] = {}
         self._orders: dict[int | None, tuple[Endpoint, ...]] = {}

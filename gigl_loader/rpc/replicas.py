@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.reply_stream import ReplyStream
 
 
-_MAX_AT_ONCE = 3
-"""Attempts of one call under way at the same time."""
+_MAX_AT_ONCE = 8
+"""Attempts of one call under way at the same time, each at another holder: as many silent holders do not keep
+a call from one that is ready."""
 
 Result = TypeVar("Result")
 
@@ -43,7 +44,7 @@ class _Attempt:
     holder: Endpoint
     seconds: float
     """Its time limit."""
-    since: float = field(default_factory=time.monotonic)
+    since: float
     cancellation: Cancellation = field(default_factory=Cancellation)
     result: Any = None
     error: Exception | None = None
@@ -128,6 +129,8 @@ class ReplicaCall(Generic[Result]):
             self._queue.extend(each for each in holders if each.control_address not in asked)
             if not self._queue:
                 self._look_at = now + self._replicas.hedging.stalled_s(self._kind)
+                if not asked:
+                    self._replicas.miss_holder()
                 return None
             if self._errors or asked:
                 self._connection.count(retries=1)
@@ -138,7 +141,7 @@ class ReplicaCall(Generic[Result]):
             if now >= call.stalled_at():
                 self._count_as_stalled(now)
         seconds = max(min(self._replicas.attempt_s, self._deadline - now), 0.001)  # Without its payload.
-        attempt = _Attempt(self._queue.popleft(), seconds)
+        attempt = _Attempt(self._queue.popleft(), seconds, now)
         alone = not call.attempts and len(self._replicas.holders.holding(self._connection.partition)) == 1
         call.started(attempt)
         if alone:
@@ -204,6 +207,8 @@ class ReplicaCall(Generic[Result]):
         if self._refused_by_all():
             raise error
         self._call.failed(ended, now, error, pauses=not self._queue)
+        if not self._queue:
+            self._replicas.miss_holder()
         return False
 
     def _note(self, attempt: _Attempt, error: Exception) -> None:
@@ -221,7 +226,8 @@ class ReplicaCall(Generic[Result]):
         refused = {
             address for address, (_, error) in self._errors.items() if retry_of(error) is Retry.ELSEWHERE
         }
-        return all(holder.control_address in refused for holder in holders)
+        # Without any holder, one may join.
+        return bool(holders) and all(holder.control_address in refused for holder in holders)
 
     def _count_as_stalled(self, now: float) -> None:
         for holder in [attempt.holder for attempt in self._call.attempts]:
@@ -263,13 +269,16 @@ class Replicas:
         attempt_s: float | None = None,
         job: str = "",
         on_membership: Callable[[int], None] | None = None,
+        on_no_holder: Callable[[], None] | None = None,
         contact: Contact = Contact.FIRST,
     ) -> None:
         """A call is retried for ``timeout_s`` in total; each attempt at a holder has ``attempt_s``, by
         default 30 s, or a third of ``timeout_s`` if that is less: a silent connection takes one attempt.
 
         ``job`` is the secret of the training job. ``on_membership`` is called with the version of the
-        membership that a reply told. ``contact``: whether handshakes with the holders have succeeded.
+        membership that a reply told, ``on_no_holder`` where a partition has no holder, and after each round
+        in which all have failed: one may have joined. Neither may block. ``contact``: whether handshakes with
+        the holders have succeeded.
         """
         self.holders = holders
         self.hedging = Hedging()
@@ -279,6 +288,7 @@ class Replicas:
         self._caller = caller
         self._job = job
         self._on_membership = on_membership
+        self._on_no_holder = on_no_holder
         self._contact = contact
         self._lock = threading.Lock()
         self._opened: dict[int | None, ReplicaConnection] = {}
@@ -304,6 +314,11 @@ class Replicas:
         )
         connection.on_membership = self._on_membership
         return connection
+
+    def miss_holder(self) -> None:
+        """Have the membership looked at: no holder of a partition has responded."""
+        if self._on_no_holder is not None:
+            self._on_no_holder()
 
     def renew(self, caller: Caller) -> None:
         """Use the token and certificate of ``caller`` from the next call on."""

@@ -171,12 +171,14 @@ def test_a_lost_request_is_found_and_sent_again(
     """The server has nothing to answer, and the caller waits."""
     begin, lost = SampleCalls.begin, list[DataCall]()
 
-    def losing(self: SampleCalls, call: DataCall, caller: Identity, job: bytes, body: bytes) -> None:
+    def losing(
+        self: SampleCalls, call: DataCall, caller: Identity, job: bytes, body: bytes, *more: Any
+    ) -> None:
         if messages.SampleRequest.FromString(body).batch == 2 and not lost:
             lost.append(call)
             call.wait()
             return
-        begin(self, call, caller, job, body)
+        begin(self, call, caller, job, body, *more)
 
     monkeypatch.setattr(SampleCalls, "begin", losing)
     with behind_lines(graph, 1, transport="network") as (loader, _, _):
@@ -195,12 +197,14 @@ def test_a_connection_that_carries_no_calls_any_more_is_left(
     begin, heartbeat, lost = SampleCalls.begin, GraphStoreServicer._heartbeat, list[DataCall]()
     deaf = list[str]()
 
-    def losing(self: SampleCalls, call: DataCall, caller: Identity, job: bytes, body: bytes) -> None:
+    def losing(
+        self: SampleCalls, call: DataCall, caller: Identity, job: bytes, body: bytes, *more: Any
+    ) -> None:
         if messages.SampleRequest.FromString(body).batch == 2 and not lost:
             lost.append(call)
             call.wait()
             return
-        begin(self, call, caller, job, body)
+        begin(self, call, caller, job, body, *more)
 
     def hearing(self: GraphStoreServicer, request: Any, call: Any) -> Any:
         if lost and not deaf:

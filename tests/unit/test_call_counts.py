@@ -10,7 +10,7 @@ import pytest
 
 from gigl_client import Caller, RemoteDistDataset
 from gigl_client.channel_pool import ChannelPool
-from gigl_client.channels import MAX_IN_FLIGHT, ChannelConfig
+from gigl_client.channels import MAX_IN_FLIGHT, ChannelConfig, Tried
 from gigl_client.discovery import PARTNERS, servers_of_rank
 from gigl_loader import DistNeighborLoader
 from gigl_loader.partition import build_graph, tables_from_pyg
@@ -129,7 +129,7 @@ def _pool(count: int, *, first_server: int, prefetch: int = 4, **options: Any) -
 def _requested(pool: ChannelPool) -> list[int]:
     """Request batches until no more may be in flight. Return their servers."""
     found: list[int] = []
-    while (channel := pool.for_batch(len(found), urgent=False, needed=True)) is not None:
+    while (channel := pool.for_batch(len(found), Tried(), urgent=False, needed=True)) is not None:
         channel.load += 1
         found.append(channel.server.endpoint.host_index)
     return found
@@ -139,7 +139,7 @@ def test_however_many_servers_there_are_a_trainer_has_so_many_batches_in_flight(
     assert len(_requested(_pool(3, first_server=0))) == 12
     pool = _pool(120, first_server=0)
     assert _requested(pool) == list(range(MAX_IN_FLIGHT))
-    assert pool.for_batch(MAX_IN_FLIGHT, urgent=True, needed=True) is not None
+    assert pool.for_batch(MAX_IN_FLIGHT, Tried(), urgent=True, needed=True) is not None
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_of_large_batches_fewer_are_in_flight() -> None:
     pool.received(10 << 20)
     pool.received(1000)
     assert len(_requested(pool)) == 10
-    assert pool.for_batch(10, urgent=True, needed=True) is not None
+    assert pool.for_batch(10, Tried(), urgent=True, needed=True) is not None
     pool.forget_loads()
     pool.received(1 << 30)
     assert len(_requested(pool)) == 2
