@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.leftovers import Leftovers
-from tests.support.pairs import SEED_VARIABLE, commit, mark_all_but_pairs
+from tests.support.pairs import SEED_VARIABLE, commit, mark_all_but_pairs, mark_all_but_some
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,11 +47,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # Before ``-m`` reads the markers.
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the cases outside covering arrays as slow. Leave out the slices that ``--slice`` does not name."""
+    """Mark as slow what ``pairs`` and ``some`` leave out. Leave out slices that ``--slice`` does not name."""
     if providers := sys.modules.get("hypothesis.internal.conjecture.providers"):
         # Hypothesis would search all modules of this project for constants: 5 s of CPU in each test process.
         providers.is_local_module_file = lambda _: False  # type: ignore[attr-defined]
     mark_all_but_pairs(items, os.environ[SEED_VARIABLE])
+    mark_all_but_some(items, os.environ[SEED_VARIABLE])
     if given := config.getoption("--slice"):
         wanted, slices = map(int, given.split("/"))
         others = [each for each in items if zlib.crc32(_function(each)) % slices != wanted]

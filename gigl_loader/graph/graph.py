@@ -152,7 +152,7 @@ class Graph:
     @property
     def damaged_parts(self) -> tuple[int, ...]:
         """Opened partitions of which a file is known to be damaged, ascending: all, where they share it."""
-        parts = {part_of(name) for name in self.verifier.damage}
+        parts = {part_of(name) for name in [*self.verifier.damage]}
         return self.parts if None in parts else tuple(part for part in self.parts if part in parts)
 
     @property

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -179,7 +180,7 @@ class Verifier(Protocol):
 
     @property
     def damage(self) -> Mapping[str, str]:
-        """Messages of the damage found so far, by file."""
+        """Messages of the damage found so far, by file. It grows at any time: copy it to look through it."""
 
     def over(self, documents: Mapping[str, Document], features: Iterable[str]) -> Verifier:
         """Return a verifier of other files, which knows what this one found in those of them that it had."""
@@ -281,6 +282,7 @@ class LazyVerifier:
         self._documents = documents
         self._features = list(features)
         self._state = _State(folder, set(beyond_memory(documents)))
+        self.damage: Mapping[str, str] = MappingProxyType(self._state.damage)
         self._lock = threading.RLock()
         self._begun = False
         self._seen: dict[str, Status] = {name: document.status for name, document in documents.items()}
@@ -290,17 +292,13 @@ class LazyVerifier:
         # Also at interpreter shutdown: a thread that returns from a kernel later would abort it.
         weakref.finalize(self, _end, self._state)
 
-    @property
-    def damage(self) -> Mapping[str, str]:
-        return dict(self._state.damage)
-
     def over(self, documents: Mapping[str, Document], features: Iterable[str]) -> LazyVerifier:
         other = LazyVerifier(self._folder, documents, features)
         same = {name for name, document in documents.items() if self._documents.get(name) is document}
         with self._lock:
             other._state.good |= self._state.good & same
             other._state.unmapped |= self._state.unmapped & documents.keys()
-            other._state.damage |= {name: text for name, text in self.damage.items() if name in same}
+            other._state.damage |= {name: text for name, text in [*self.damage.items()] if name in same}
             other._seen |= {name: status for name, status in self._seen.items() if name in same}
         return other
 
@@ -397,7 +395,7 @@ class LazyVerifier:
             self._verify([name])
 
     def _raise_damage(self) -> None:
-        for text in self.damage.values():
+        for text in [*self.damage.values()]:
             raise FormatError(text)
 
 

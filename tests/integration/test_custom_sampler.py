@@ -80,6 +80,7 @@ def dataset() -> DistDataset:
     return DistDataset.from_pyg(homogeneous())
 
 
+@pytest.mark.some(8)
 @pytest.mark.parametrize("mistake", MISTAKES)
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_subgraph_that_breaks_a_rule_fails_its_batch(

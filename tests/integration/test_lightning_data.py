@@ -100,6 +100,7 @@ def fit(
     return model, {int(path.stem.removeprefix("step=")): path for path in folder.glob("*.ckpt")}
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     "limit",
     [

@@ -87,6 +87,7 @@ def served(request: pytest.FixtureRequest, built: tuple[GraphKind, Path, list[An
         yield Served(kind, path, addresses_of(servers)[-1], expected)
 
 
+@pytest.mark.some(24)
 @pytest.mark.parametrize(
     ("transport", "rows", "feature_memory"),
     [
@@ -108,6 +109,7 @@ def test_an_epoch(served: Served, transport: Any, rows: Any, feature_memory: str
         check_same(list(loader), served.expected)
 
 
+@pytest.mark.some(12)
 @pytest.mark.parametrize("memory", [{}, {"feature_memory": "10KB", "window": 2}], ids=str)
 @pytest.mark.parametrize("nbytes", ["2KB", "1GB"])
 def test_epochs_with_rows_on_the_device(

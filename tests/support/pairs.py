@@ -1,9 +1,11 @@
-"""Covering arrays of pairs: the few cases of a test matrix that show every pair of values together.
+"""Which cases of test matrices the fast tier runs: covering arrays of pairs, and a few of many cases.
 
 Most faults show with one value or with two together (Kuhn, Wallace and Gallo, "Software fault interactions
 and implications for software testing", 2004). The tests of a module with ``pytestmark = pytest.mark.pairs``
 are a matrix: test functions by parameters. The fast tier runs a covering array of it, chosen by the commit;
 all other cases are ``slow``.
+
+A test function with ``pytest.mark.some(3)`` has three of its cases in the fast tier, chosen by the commit.
 """
 
 from __future__ import annotations
@@ -66,6 +68,26 @@ def mark_all_but_pairs(items: Sequence[pytest.Item], seed: str) -> None:
         for index, item in enumerate(matrix):
             if index not in chosen:
                 item.add_marker("slow")
+
+
+def some_of(cases: Sequence[str], count: int, seed: str) -> set[str]:
+    """Return ``count`` of the names of cases, or all if there are no more. Their order plays no part."""
+    return set(random.Random(seed).sample(sorted(cases), min(count, len(cases))))
+
+
+def mark_all_but_some(items: Sequence[pytest.Item], seed: str) -> None:
+    """Mark as ``slow`` the cases of a test function with ``some(count)`` that are not chosen."""
+    functions: dict[str, dict[str, pytest.Item]] = {}
+    counts: dict[str, int] = {}
+    for item in items:
+        marker = item.get_closest_marker("some")
+        if marker is not None and not item.get_closest_marker("slow"):
+            function = item.nodeid.partition("[")[0]
+            functions.setdefault(function, {})[item.nodeid] = item
+            counts[function] = marker.args[0]
+    for function, cases in functions.items():
+        for name in cases.keys() - some_of([*cases], counts[function], seed + function):
+            cases[name].add_marker("slow")
 
 
 def _case(item: pytest.Item) -> dict[str, Hashable]:

@@ -87,6 +87,7 @@ CHANGES: list[list[tuple[int, int | None]]] = [
 ]
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"num_workers": 1}], ids=str)
 @pytest.mark.parametrize("parts", CHANGES, ids=str)
 def test_every_seed_comes_once_in_the_batches_of_one_rank(

@@ -91,6 +91,7 @@ def test_a_completed_frame_has_the_bytes_of_a_whole_one(
     assert buffer.tobytes() == whole.buffer.tobytes()
 
 
+@pytest.mark.some(8)
 @pytest.mark.parametrize("transport", ["ring", "network"])
 @pytest.mark.parametrize("kind", ["heterogeneous", *PLANS_BY_INPUT])
 def test_frames_of_servers_may_come_without_features(

@@ -245,6 +245,7 @@ def test_an_incomplete_line_is_cut_off_and_told(tmp_path: Path, caplog: pytest.L
     assert "an incomplete line" in caplog.text
 
 
+@pytest.mark.some(7)
 @pytest.mark.parametrize("place", range(21))
 def test_a_flipped_bit_is_found_and_its_line_is_named(place: int, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"

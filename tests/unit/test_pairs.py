@@ -6,7 +6,7 @@ from itertools import combinations, product
 
 import pytest
 
-from tests.support.pairs import covering
+from tests.support.pairs import covering, some_of
 
 Case = dict[str, str]
 WHOLE = [
@@ -38,3 +38,11 @@ def test_a_seed_repeats_a_choice_and_another_makes_another() -> None:
 
 def test_all_cases_are_chosen_by_some_seed() -> None:
     assert len(set[int]().union(*(covering(WHOLE, str(seed)) for seed in range(60)))) == len(WHOLE)
+
+
+def test_some_cases_are_as_many_as_asked_and_a_seed_repeats_them() -> None:
+    cases = [f"test[{number}]" for number in range(30)]
+    assert some_of(cases, 5, "1") == some_of(cases[::-1], 5, "1")
+    assert len(some_of(cases, 5, "1")) == 5
+    assert some_of(cases[:3], 5, "1") == set(cases[:3])
+    assert set[str]().union(*(some_of(cases, 5, str(seed)) for seed in range(60))) == set(cases)

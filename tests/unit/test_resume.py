@@ -66,6 +66,7 @@ def test_resuming_gives_the_batches_not_yet_seen(epoch: int, stop_after: int, pa
     assert _same(list(resumed), EPOCHS[epoch + 1])
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("stop_after", [0, 1, 9])
 @pytest.mark.parametrize(("before", "after"), [(2, 0), (0, 1), (1, 4), (4, 2)])
 def test_a_state_knows_no_number_of_workers(stop_after: int, before: int, after: int) -> None:

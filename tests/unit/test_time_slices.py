@@ -130,6 +130,7 @@ def test_batches_on_request_find_threads_that_are_idle(service: SamplingService)
 # --- ends
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     "leave",
     [

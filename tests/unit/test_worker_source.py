@@ -67,6 +67,7 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 # --- death and restart
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("what", ["kill", "segv", "exit"])
 @pytest.mark.parametrize("at_batch", [0, 5, NUM_BATCHES - 1])
 def test_a_worker_that_dies_is_replaced_and_its_batches_come_again(

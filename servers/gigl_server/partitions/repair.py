@@ -78,7 +78,7 @@ class Repairer:
     def _repair(self, damage: FormatError) -> None:
         """Repair until it succeeds. ``FormatError`` where no other server has a copy, or after too long."""
         graph = self._holdings.graph
-        if not isinstance(graph.folder, DiskFolder) or not self._have_holders(graph.verifier.damage):
+        if not isinstance(graph.folder, DiskFolder) or not self._have_holders([*graph.verifier.damage]):
             raise damage
         _LOGGER.error("damage found, to be repaired from another server: %s", damage)
         began, told = time.monotonic(), ""

@@ -104,7 +104,7 @@ class _Source:
 
     def check_sound(self) -> None:
         """Raise ``StorageUnavailable`` once damage is known: a batch may have been drawn from it."""
-        for text in self.graph.verifier.damage.values():
+        for text in [*self.graph.verifier.damage.values()]:
             raise StorageUnavailable(f"this server found damage, and samples the batch again: {text}")
 
 
