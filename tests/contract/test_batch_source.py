@@ -203,7 +203,7 @@ def test_the_memory_of_a_closed_source_waits_for_no_garbage_collection(
         source.receive(20)
         source.close()
         del source
-        assert wait_until(lambda: not any(pool() for pool in pools), seconds=10)
+        assert wait_until(lambda: not any(pool() for pool in pools))
     finally:
         gc.enable()
 

@@ -142,14 +142,26 @@ def persistent(batches: Iterator[Any], errors: list[tuple[float, Exception]]) ->
 
 @pytest.mark.parametrize("burst", BURSTS)
 def test_after_the_timeout_one_error_names_the_last_cause(
-    graph: Path, expected: list[int], burst: str
+    graph: Path, expected: list[int], burst: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    begin, has_begun = SampleCalls.begin, threading.Event()
+
+    def held(
+        self: SampleCalls, call: DataCall, caller: Identity, job: bytes, body: bytes, *more: Any
+    ) -> None:
+        """No epoch ends before the fault."""
+        if messages.SampleRequest.FromString(body).batch > 2:
+            has_begun.wait()
+        begin(self, call, caller, job, body, *more)
+
+    monkeypatch.setattr(SampleCalls, "begin", held)
     errors: list[tuple[float, Exception]] = []
     with behind_lines(graph, 1, timeout=SHORT, transport="network") as (loader, lines, _):
         digests = persistent(iter(loader), errors)
         seen = [next(digests)]
         for line in lines[0]:
             BURSTS[burst](line)
+        has_begun.set()
         began = time.monotonic()
         while not errors:
             seen.append(next(digests))

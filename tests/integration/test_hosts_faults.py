@@ -90,8 +90,9 @@ def test_a_service_and_a_worker_that_die_go_unnoticed(
     start: Start, expected: list[int], tmp_path: Path, memory: str
 ) -> None:
     gates = {"gates": ["batch 1", "batch 4"]}
-    loader = {"timeout": 20, "worker_concurrency": 4, "feature_memory": memory}
-    with start(special={0: gates}, loader=loader, dataset={"cache_size": 0}, collective_seconds=20) as ranks:
+    loader = {"timeout": 60, "worker_concurrency": 4, "feature_memory": memory}
+    dataset = {"cache_size": 0, "timeout": 60}
+    with start(special={0: gates}, loader=loader, dataset=dataset, collective_seconds=60) as ranks:
         ranks.wait_for(0, "batch 1", seconds=DEADLINE)
         first = service_of(ranks, 1)
         first.kill()

@@ -112,7 +112,7 @@ def test_a_notebook_runs(name: str, tmp_path: Path) -> None:
     printed = "".join("".join(output.get("text", "")) for output in outputs)
     pattern, holds = CLAIMS[name]
     assert holds(*re.findall(pattern, printed)), printed
-    assert wait_until(lambda: not processes_of(tmp_path), seconds=10), processes_of(tmp_path)
+    assert wait_until(lambda: not processes_of(tmp_path)), processes_of(tmp_path)
     assert list((tmp_path / "work").iterdir()) == []
 
 

@@ -221,7 +221,7 @@ def test_closing_ends_new_attempts(service: HostService) -> None:
     store = remote_store(small_graph(), service.endpoint, timeout_s=60, attempt_s=0.3)
     os.kill(service.pid, signal.SIGSTOP)
     waiting, errors = _errors_of(lambda: store.sample(ask()))
-    assert wait_until(lambda: store.wire().calls > 0, seconds=10)
+    assert wait_until(lambda: store.wire().calls > 0)
     store.close()
     waiting.join(10)
     assert not waiting.is_alive()

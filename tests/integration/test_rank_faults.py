@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("no_leftovers")
 
 TIMEOUT = 5.0
 """Of loaders and of collectives."""
-DEADLINE = 20.0
+DEADLINE = 60.0
 """Generous: for a machine that is busy."""
 BROKEN_COLLECTIVE = r"RuntimeError: .*gloo.*(Connection (closed|reset) by peer|Timed out)"
 
@@ -33,11 +33,13 @@ Start = Callable[..., Ranks]
 def start(fork_server: ForkServer, graph: Path, tmp_path: Path) -> Start:
     """Start two ranks on one host; ``special`` has arguments by rank."""
 
-    def start(*, special: dict[int, dict[str, Any]], **loader: Any) -> Ranks:
+    def start(
+        *, special: dict[int, dict[str, Any]], collective_seconds: float = TIMEOUT, **loader: Any
+    ) -> Ranks:
         common = {
             "graph": str(graph),
             "folder": str(tmp_path),
-            "collective_seconds": TIMEOUT,
+            "collective_seconds": collective_seconds,
             "loader": {"timeout": TIMEOUT, **loader},
         }
         return Ranks(fork_server, PROGRAM, places(2), tmp_path, arguments=common, special=special)
@@ -50,7 +52,7 @@ def test_ranks_share_the_batches_of_one_rank_also_when_workers_die(
 ) -> None:
     """One dies by plan, in the middle of a batch, and one is killed from outside."""
     special = {0: {"gates": ["batch 2"]}, 1: {"faults": {"what": "kill", "at_batch": 4}}}
-    with start(special=special, timeout=20) as ranks:
+    with start(special=special, collective_seconds=60, timeout=60) as ranks:
         ranks.wait_for(0, "batch 2", seconds=DEADLINE)
         (worker,) = ranks.children(0, "gigl-worker")
         worker.kill()
@@ -132,7 +134,7 @@ def test_a_rank_that_is_killed_or_stopped(
 
 
 def test_an_exception_of_the_users_own_leaves_nothing(start: Start) -> None:
-    with start(special={1: {"mistake": "batch 2"}}) as ranks:
+    with start(special={1: {"mistake": "batch 2"}}, collective_seconds=60, timeout=60) as ranks:
         other, failed = ranks.finish(seconds=DEADLINE)
     assert failed.failure == "ZeroDivisionError: the user's own mistake"
     assert re.match(BROKEN_COLLECTIVE, other.failure), other.errors
@@ -179,7 +181,12 @@ def test_mistakes(start: Start, special: dict[str, Any], error: str) -> None:
 
 
 def test_unequal_ranks(fork_server: ForkServer, graph: Path, tmp_path: Path) -> None:
-    arguments = {"graph": str(graph), "folder": str(tmp_path), "loader": {"timeout": TIMEOUT}}
+    arguments = {
+        "graph": str(graph),
+        "folder": str(tmp_path),
+        "loader": {"timeout": 60},
+        "collective_seconds": 60,
+    }
     with Ranks(fork_server, PROGRAM, places(2, 1), tmp_path, arguments=arguments) as ranks:
         ended = ranks.finish(seconds=DEADLINE)
     told = r"ValueError: every host needs the same number of ranks: .*(host 0 has 2|host 1 has 1)"

@@ -424,4 +424,4 @@ def test_servers_end_with_the_command_that_started_them(graph: Path, number: sig
         process.send_signal(number)
         process.wait(20)
     assert process.returncode == {signal.SIGINT: 0, signal.SIGTERM: 143, signal.SIGKILL: -9}[number]
-    assert wait_until(lambda: is_gone(int(server.rpartition(" ")[2])), seconds=10)
+    assert wait_until(lambda: is_gone(int(server.rpartition(" ")[2])))

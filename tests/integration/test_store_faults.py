@@ -208,11 +208,11 @@ def test_a_rank_that_is_killed_stops_no_other_and_what_both_left_is_reclaimed(
             assert held() == (1, 2)
             ranks.send(1, signal.SIGKILL)
             # What it had goes while the other rank lives, held at its gate.
-            assert wait_until(lambda: held() == (1, 1), seconds=10)
+            assert wait_until(lambda: held() == (1, 1))
             open_gate(tmp_path, "batch 1", rank=0)
             other, _ = ranks.finish(seconds=DEADLINE)
             assert seen_by(other) == shares(expected, 2)[0], other.errors
-        assert wait_until(lambda: held() == (0, 0), seconds=10)
+        assert wait_until(lambda: held() == (0, 0))
 
 
 @pytest.mark.slow

@@ -511,4 +511,4 @@ def test_frames_that_nobody_fetches_are_bounded(store: Store) -> None:
         (load,) = store.dataset.server_stats().values()
         return bool(load["ready_bytes"] < 1 << 20)
 
-    assert wait_until(nothing_ready, seconds=10)
+    assert wait_until(nothing_ready)

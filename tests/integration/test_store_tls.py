@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 OPTIONS: dict[str, Any] = {"batch_size": 32, "seed": 11, "timeout": 30.0, "device": "cpu"}
 AUTHORITY, STRANGER = Authority(), Authority()
-SOON_S = 10.0
+SOON_S = 60.0
 
 
 def caller(authority: Authority = AUTHORITY, **options: Any) -> Caller:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 HOSTILE, CALLERS = "the-token-of-another-team-in-this-cluster", 8
 CREDENTIALS = Credentials(token=TOKEN, other_tokens=(Token(name="hostile", secret=HOSTILE),))
-SOON_S = 30.0
+SOON_S = 60.0
 TOGETHER = 256
 """Texts of one native call, which keeps the threads of other calls waiting."""
 STEP_S = 0.2

@@ -117,4 +117,4 @@ def test_long_lists_on_the_disk_are_read_ahead_of_their_draws(tmp_path: Path) ->
         found.append(file)
     drawn, ahead = found
     assert 0.05 < in_page_cache(drawn) < 0.2
-    assert wait_until(lambda: in_page_cache(ahead) > 0.9, seconds=20)
+    assert wait_until(lambda: in_page_cache(ahead) > 0.9)

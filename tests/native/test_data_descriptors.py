@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HEADER = header_of("a-token-for-tests-of-the-kernels")
-SOON_S = 10.0
+SOON_S = 60.0
 WATCHED_S = 1.5
 BUSY = 0.5
 """Of a core: less than a thread takes that never waits."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gigl_loader.native import DataCall
 
 HEADER = header_of("a-token-for-tests-of-the-kernels")
-SOON_S = 10.0
+SOON_S = 60.0
 
 
 class Echo:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HEADER = header_of("a-token-for-tests-of-the-kernels")
-SOON_S = 10.0
+SOON_S = 60.0
 FLOOD = 10_000_000
 MAX_GROWTH_BYTES = 4 << 20
 """Of 1,000 sessions, of 8 KB each."""

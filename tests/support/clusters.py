@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from gigl_server.server import StorageServer
 
-READY_S = 30.0
+READY_S = 60.0
 
 
 def held_by(server: int, *, of: int, partitions: int) -> tuple[int, ...]:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 # They serve every user of multiprocessing in this process, and live as long as it does.
 _SERVANTS = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
 _POLLER = "anon_inode:[eventpoll]"
+PATIENCE_S = 60.0
+"""For what a busy or slow machine does in the end."""
 _GRPC_S = 65.0
 """Where a connection ended before its SETTINGS were acknowledged, gRPC keeps its threads and their pollers
 for the minute of that timeout, without any connection: met 4 times in about 200, beside other work."""
@@ -48,7 +50,7 @@ class Leftovers:
             new[:] = self._new(Leftovers.now())
             return not new
 
-        quiet = wait_until(nothing_new, seconds=10)
+        quiet = wait_until(nothing_new, seconds=30)
         if not quiet and all(isinstance(each, tuple) and each[1] == _POLLER for each in new):
             quiet = wait_until(nothing_new, seconds=_GRPC_S)
         assert quiet, f"left over: {new}"
@@ -72,7 +74,7 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def wait_until(condition: object, *, seconds: float) -> bool:
+def wait_until(condition: object, *, seconds: float = PATIENCE_S) -> bool:
     """Wait for a condition, at most so long. Return whether it came true."""
     assert callable(condition)
     deadline = time.monotonic() + seconds

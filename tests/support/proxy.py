@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing_extensions import Self
 
 _CHUNK = 1 << 16
-_PATIENCE = 10.0
+_PATIENCE = 60.0
 """Seconds for the far side to accept, and for threads to end."""
 
 
@@ -123,10 +123,10 @@ class Proxy:
 
     def cut(self) -> None:
         """Reset all connections, and every later one, until ``resume``."""
+        self._become(refuses=True)
         for link in self._now():
             link.reset = True
             link.end(socket.SHUT_RD)
-        self._become(refuses=True)
 
     def close(self) -> None:
         """End all connections and threads. Closing twice is fine."""
@@ -179,7 +179,10 @@ class Proxy:
         ends = ((link.near, link.far), (link.far, link.near))
         link.threads = [threading.Thread(target=self._carry, args=(link, *end), daemon=True) for end in ends]
         with self._state:
+            link.reset = self._refuses  # It was cut meanwhile.
             self._links.append(link)
+        if link.reset:
+            link.end(socket.SHUT_RD)
         for thread in link.threads:
             thread.start()
 

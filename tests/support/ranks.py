@@ -19,7 +19,7 @@ from tests.support.leftovers import shared_memory, wait_until
 from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
-_PATIENCE = 10.0
+_PATIENCE = 60.0
 """Seconds in which processes that ought to end by themselves have ended."""
 
 
@@ -185,7 +185,7 @@ class Ranks:
         quiet = wait_until(lambda: not self._fork_server.everyone(), seconds=_PATIENCE)
         assert quiet, f"still there: {self._fork_server.everyone()}{self._report()}"
         assert list(self._temporary.iterdir()) == []
-        assert wait_until(lambda: shared_memory() <= self._shared, seconds=10)
+        assert wait_until(lambda: shared_memory() <= self._shared)
         for host in self._hosts:
             assert host.listening() <= self._listening[host.index]
 

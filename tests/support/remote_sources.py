@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.source import BatchSource
     from gigl_server.server import StorageServer
 
-_READY_S = 30.0
+_READY_S = 60.0
 _NAMES = itertools.count()
 
 

@@ -19,7 +19,7 @@ from tests.support.leftovers import wait_until
 from tests.support.ports import free_port
 
 _MARK = "GIGL_TEST_RUN"
-_PATIENCE = 10.0
+_PATIENCE = 60.0
 """Seconds in which processes that ought to end by themselves have ended."""
 
 

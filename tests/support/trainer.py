@@ -22,7 +22,7 @@ def main() -> None:
     if phase == "starting":
         announce(pids)
     source.start_epoch(0)
-    kept = [source.receive(20), source.receive(20)]
+    kept = [source.receive(60), source.receive(60)]
     if phase == "forked":
         pids.append(fork_someone())
     if phase != "starting":
@@ -32,7 +32,7 @@ def main() -> None:
     for epoch in range(1, 1_000_000):
         source.start_epoch(epoch)
         for _ in range(NUM_BATCHES):
-            kept = [kept[-1], source.receive(20)]
+            kept = [kept[-1], source.receive(60)]
 
 
 def announce(pids: list[int]) -> None:

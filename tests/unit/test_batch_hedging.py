@@ -22,13 +22,14 @@ from tests.support.remote_sources import SmallCluster, served
 from tests.support.sources import NUM_BATCHES, drain, sampled_frames
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from gigl_client.source import RemoteSource
     from gigl_loader.rpc.calls import Cancellation
     from gigl_loader.rpc.connection import Connection
 
-SOON_S = 20.0
+SOON_S = 60.0
+STALLED_S = 1.0
 
 
 @pytest.fixture(scope="module")
@@ -110,43 +111,63 @@ def test_a_server_whose_frames_are_late_delays_no_other_and_is_used_again(
         assert wait_until(both_are_used, seconds=SOON_S)
 
 
+class LongStep:
+    """A step of the only outstanding batch, longer than a server may be silent."""
+
+    def __init__(self, source: RemoteSource) -> None:
+        self._source = source
+        self._hedged: list[int] = []
+
+    def take(self, tick: Callable[[], None] = lambda: None) -> None:
+        """Take the step, and call ``tick`` meanwhile."""
+        self._hedged.append(self._source.stats()["hedged"])
+        until = time.monotonic() + 2.5 * STALLED_S
+        while time.monotonic() < until:
+            tick()
+            time.sleep(0.05)
+        self._hedged.append(self._source.stats()["hedged"])
+
+    def check(self, expected: list[bytes]) -> None:
+        """Receive a batch with that step. Fails if it was requested again during the step."""
+        self._source.start_epoch(0, NUM_BATCHES - 1)
+        assert drain(self._source, 1) == expected[-1:]
+        assert len(set(self._hedged)) == 1, self._hedged
+
+
 def test_a_frame_that_comes_slowly_is_not_requested_from_another_server(
     two: SmallCluster, expected: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the network is the bottleneck, second frames would make it worse."""
-
-    def slowly(connection: Connection, *arguments: Any, cancellation: Cancellation, **options: Any) -> None:
-        for _ in range(6):
-            assert not cancellation.wait(0.1)
-            cancellation.hear()
-        fetch_frame(connection, *arguments, cancellation=cancellation, **options)
-
-    monkeypatch.setattr("gigl_client.receiver.fetch_frame", slowly)
+    monkeypatch.setattr("gigl_loader.rpc.calls._STALLED_S", STALLED_S)
     with closing(opened(two)) as source:
-        source.start_epoch(0)
-        assert drain(source) == expected
-        assert not source.stats()["hedged"]
+        step = LongStep(source)
+
+        def slowly(
+            connection: Connection, *arguments: Any, cancellation: Cancellation, **options: Any
+        ) -> None:
+            step.take(cancellation.hear)
+            fetch_frame(connection, *arguments, cancellation=cancellation, **options)
+
+        monkeypatch.setattr("gigl_client.receiver.fetch_frame", slowly)
+        step.check(expected)
 
 
 def test_a_batch_that_lacks_rows_alone_is_not_requested_from_another_server(
     two: SmallCluster, expected: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its rows come from their owners, whichever server has sampled it."""
-    write, lacking = Completion.write, threading.Event()
-
-    def late(*arguments: Any) -> None:
-        if not lacking.is_set():
-            lacking.set()
-            time.sleep(1.0)
-        write(*arguments)
-
-    monkeypatch.setattr(Completion, "write", late)
+    monkeypatch.setattr("gigl_loader.rpc.calls._STALLED_S", STALLED_S)
     monkeypatch.setattr("gigl_client.channels.ChannelConfig.may_defer", lambda *_, **__: True)
+    write = Completion.write
     with closing(opened(two, rows="direct")) as source:
-        source.start_epoch(0)
-        assert drain(source) == expected
-        assert lacking.is_set()
-        assert not source.stats()["hedged"]
+        step = LongStep(source)
+
+        def late(*arguments: Any) -> None:
+            step.take()
+            write(*arguments)
+
+        monkeypatch.setattr(Completion, "write", late)
+        step.check(expected)
 
 
 class SlowServer:

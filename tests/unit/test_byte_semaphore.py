@@ -99,7 +99,7 @@ def test_what_comes_back_is_lent_again_at_once() -> None:
 
     holder = threading.Thread(target=hold)
     holder.start()
-    assert wait_until(lambda: budget.lent == 80, seconds=5)
+    assert wait_until(lambda: budget.lent == 80)
     threading.Timer(0.05, leave.set).start()
     with budget.take(80):
         assert leave.is_set()

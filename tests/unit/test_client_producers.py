@@ -349,7 +349,7 @@ def _threads() -> list[threading.Thread]:
 
 def _end(beats: Heartbeats) -> None:
     beats.stop()
-    assert wait_until(lambda: not _threads(), seconds=10)
+    assert wait_until(lambda: not _threads())
 
 
 def test_nothing_beats_before_a_lease_is_known() -> None:
@@ -378,11 +378,11 @@ def test_every_server_is_called_again_and_again_though_one_fails_or_hangs() -> N
         beats.keep(number, b"a%d" % number, 0.06)
     # Servers 2, 10 and 18 share the thread that hangs.
     others = [number for number in range(20) if number % 8 != 2]
-    assert wait_until(lambda: min(counts[number] for number in others) >= 3, seconds=10)
+    assert wait_until(lambda: min(counts[number] for number in others) >= 3)
     assert len(_threads()) == 8
     beats.stop()
     hung.set()
-    assert wait_until(lambda: not _threads(), seconds=10)
+    assert wait_until(lambda: not _threads())
 
 
 def test_each_server_hears_of_the_channels_that_are_kept_there_and_of_no_others() -> None:
@@ -390,10 +390,10 @@ def test_each_server_hears_of_the_channels_that_are_kept_there_and_of_no_others(
     beats = Heartbeats([lambda channels, _, each=each: each.put(channels) for each in heard])  # type: ignore[misc]
     beats.keep(0, b"a", 0.03)
     beats.keep(0, b"b", 0.03)
-    assert wait_until(lambda: sorted(heard[0].get(timeout=10)) == [b"a", b"b"], seconds=10)
+    assert wait_until(lambda: sorted(heard[0].get(timeout=10)) == [b"a", b"b"])
     beats.drop(0, b"a")
     beats.drop(1, b"c")
-    assert wait_until(lambda: heard[0].get(timeout=10) == [b"b"], seconds=10)
+    assert wait_until(lambda: heard[0].get(timeout=10) == [b"b"])
     beats.keep(1, b"c", 300)
     assert heard[1].get(timeout=10) == [b"c"]
     _end(beats)

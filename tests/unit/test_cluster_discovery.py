@@ -196,9 +196,9 @@ def test_one_that_came_back_elsewhere_takes_the_place_of_what_is_gone() -> None:
     joined: list[Any] = []
     thread = threading.Thread(target=lambda: joined.extend(joining.run(30)))
     thread.start()
-    assert wait_until(lambda: joining.missing == [2], seconds=10)
+    assert wait_until(lambda: joining.missing == [2])
     joining.tell("host:30")
-    assert wait_until(lambda: "host:30" in {each.control_address for each in joining.members}, seconds=10)
+    assert wait_until(lambda: "host:30" in {each.control_address for each in joining.members})
     joining.tell("host:40")
     thread.join(20)
     assert [each.control_port for each in joined] == [10, 30, 40]
@@ -265,7 +265,7 @@ def test_the_newest_that_came_to_us_is_asked_however_many_were_silent() -> None:
         joining.tell(f"silent:{port}")
     done = threading.Thread(target=lambda: joining.run(30))
     done.start()
-    assert wait_until(lambda: len(others.asked) > 16, seconds=10)
+    assert wait_until(lambda: len(others.asked) > 16)
     joining.tell("host:20")
     done.join(20)
     assert joining.missing == []

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gigl_loader.native import DataCall
     from gigl_loader.rpc.reply_stream import ReplyStream
 
-SOON_S = 20.0
+SOON_S = 60.0
 
 
 class Service:

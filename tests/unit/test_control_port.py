@@ -114,7 +114,7 @@ def test_silent_calls_hold_up_no_honest_caller(connections: int) -> None:
         channel = opened(client)
         silent = stalled(served, 2000 // connections, connections=connections)
         try:
-            assert wait_until(lambda: not served.calls.idle, seconds=20)
+            assert wait_until(lambda: not served.calls.idle)
             began = time.monotonic()
             for batch in range(8):
                 client.heartbeat([channel], 20)
@@ -123,7 +123,7 @@ def test_silent_calls_hold_up_no_honest_caller(connections: int) -> None:
         finally:
             for connection in silent:
                 connection.close()
-        assert wait_until(lambda: served.calls.idle, seconds=20)
+        assert wait_until(lambda: served.calls.idle)
 
 
 def test_one_caller_has_a_share_of_all_calls(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,16 +131,16 @@ def test_one_caller_has_a_share_of_all_calls(monkeypatch: pytest.MonkeyPatch) ->
     with controlled(calls=200) as served, client_of(served.endpoint) as client:
         (silent,) = stalled(served, 300)
         with silent:
-            assert wait_until(lambda: b"too many calls" in silent.received(0.1), seconds=20)
+            assert wait_until(lambda: b"too many calls" in silent.received(0.1))
         calls = next(each for each in quotas if "calls are under way" in each.reason)
-        assert wait_until(lambda: _free(calls) == 200, seconds=20)
+        assert wait_until(lambda: _free(calls) == 200)
 
         def opens() -> bool:
             with suppress(Busy):  # The last calls of the connection that ended may begin now.
                 return bool(opened(client))
             return False
 
-        assert wait_until(opens, seconds=20)
+        assert wait_until(opens)
 
 
 def _free(quota: Quota) -> int:
@@ -253,7 +253,7 @@ def test_refusals_are_logged_without_secrets(caplog: pytest.LogCaptureFixture) -
         right = ("authorization", authorization(TOKEN))
         refused("Heartbeat", b"", ("authorization", authorization(wrong)))
         refused("CreateProducer", b"\xff" * 9, right, (JOB_HEADER, "a" * 64))
-        assert wait_until(lambda: len(lines()) == 2, seconds=20)
+        assert wait_until(lambda: len(lines()) == 2)
     assert "refused 127.0.0.1: Heartbeat: UNAUTHENTICATED" in lines()[0]
     assert "CreateProducer: INVALID_ARGUMENT: the message is no CreateProducerRequest" in lines()[1]
     assert wrong not in caplog.text
@@ -272,4 +272,4 @@ def test_a_client_certificate_is_who_calls(caplog: pytest.LogCaptureFixture) -> 
     ):
         client.open_channel("nothing", name="", credit=1, timeout_s=20)
     told = f"refused certificate {digest[:12]}, token 1: OpenChannel: NOT_FOUND"
-    assert wait_until(lambda: told in caplog.text, seconds=20)
+    assert wait_until(lambda: told in caplog.text)

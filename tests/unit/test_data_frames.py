@@ -171,8 +171,8 @@ def test_memory_comes_back_when_a_frame_was_sent_or_cannot_be(service: DataPort,
     for handle in handles[1:]:
         with RawCaller(f"127.0.0.1:{service.port}") as caller:
             assert caller.begin(encode_frame_request(handle), header_of("", ("gigl-job", JOB))) == NBYTES
-    assert wait_until(lambda: not any(memory() is not None for memory in shelf.lent[-3:]), seconds=5)
-    assert wait_until(lambda: shelf.sent == 0, seconds=5)
+    assert wait_until(lambda: not any(memory() is not None for memory in shelf.lent[-3:]))
+    assert wait_until(lambda: shelf.sent == 0)
 
 
 def test_any_number_of_threads_share_a_connection(service: DataPort, shelf: Shelf) -> None:
@@ -202,7 +202,7 @@ def test_who_asks_and_does_not_read_is_bounded(service: DataPort, monkeypatch: p
         fetch_frame(thief, others, NBYTES, out)  # Another job is served meanwhile.
         waiting = threading.Thread(target=fetch_frame, args=(own, last, NBYTES, landed))
         waiting.start()
-        assert wait_until(lambda: own.counts().retries > 0, seconds=5)
+        assert wait_until(lambda: own.counts().retries > 0)
         for reader in readers:
             reader.close()
         waiting.join(10)
@@ -230,7 +230,7 @@ def test_a_frame_whose_connection_broke_is_not_waited_for(service: DataPort, she
     ):
         proxy.bytes_per_second = 20_000_000
         fetch = threads.submit(fetch_frame, connection, handle, NBYTES, out)
-        assert wait_until(lambda: proxy.bytes_down > NBYTES // 2, seconds=10)
+        assert wait_until(lambda: proxy.bytes_down > NBYTES // 2)
         proxy.cut()
         proxy.resume()
         with pytest.raises(StorageUnavailable):

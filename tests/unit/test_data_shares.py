@@ -121,7 +121,7 @@ def test_whoever_does_not_read_holds_its_share_and_no_turn(server: Served, reque
         assert server.turns.lent == 0
         assert gathers(server)
         assert samples(server)
-    assert wait_until(lambda: server.sending.lent == 0, seconds=20)
+    assert wait_until(lambda: server.sending.lent == 0)
     assert server.calls.lent == 0
 
 
@@ -142,7 +142,7 @@ def test_a_hoarder_makes_room_for_who_has_nothing(
         with server.sending.take(70 << 20):  # Of a third caller.
             assert gathers(server)
     told = "a reply was not read for 0.5 s, and other callers wait"
-    assert wait_until(lambda: told in caplog.text, seconds=20)
+    assert wait_until(lambda: told in caplog.text)
 
 
 def test_a_reply_that_nobody_reads_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def test_a_reply_that_nobody_reads_is_ended(monkeypatch: pytest.MonkeyPatch) -> 
         assert hostile.ask(ticket(ROWS))
         assert hostile.ask(ticket(LISTS))
         assert server.sending.lent > 30 << 20
-        assert wait_until(lambda: server.sending.lent == 0, seconds=20)
+        assert wait_until(lambda: server.sending.lent == 0)
         assert server.calls.lent == 0
         assert len(os.listdir("/proc/self/task")) <= threads + 8
         monkeypatch.setattr(data, "_REPLY_S", 60.0)
@@ -198,7 +198,7 @@ def test_a_body_of_a_known_caller_has_a_deadline(monkeypatch: pytest.MonkeyPatch
     head = request_bytes(b"x" * (1 << 20), header_of(HOSTILE))[:4096]
     with serving() as server, connected_socket(server.endpoint.data_address, head) as slow:
         assert read_all(slow) == b""
-        assert wait_until(lambda: server.calls.lent == 0, seconds=20)
+        assert wait_until(lambda: server.calls.lent == 0)
 
 
 def test_a_body_beyond_the_limit_is_refused_unread(server: Served) -> None:
@@ -291,9 +291,9 @@ def test_a_reply_is_not_made_for_a_caller_that_is_gone(monkeypatch: pytest.Monke
             patch.setattr(Queries, "respond", endless)
             with connected_socket(server.endpoint.data_address) as caller:
                 caller.sendall(request_bytes(header_of(HOSTILE), ticket(LISTS)))
-                assert wait_until(lambda: server.turns.lent == 1, seconds=20)
-            assert wait_until(lambda: server.turns.lent == 0, seconds=20)
-        assert wait_until(lambda: server.calls.lent == 0, seconds=20)
+                assert wait_until(lambda: server.turns.lent == 1)
+            assert wait_until(lambda: server.turns.lent == 0)
+        assert wait_until(lambda: server.calls.lent == 0)
         assert samples(server)
 
 
@@ -306,7 +306,7 @@ def test_a_port_ends_while_a_reply_is_made(
             patch.setattr(Queries, "respond", endless)
             caller = stack.enter_context(connected_socket(server.endpoint.data_address))
             caller.sendall(request_bytes(header_of(HOSTILE), ticket(LISTS)))
-            assert wait_until(lambda: server.turns.lent == 1, seconds=20)
+            assert wait_until(lambda: server.turns.lent == 1)
         assert "does not end" not in caplog.text
 
 

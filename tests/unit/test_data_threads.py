@@ -13,7 +13,7 @@ from gigl_server.ports.data_threads import DataThreads
 if TYPE_CHECKING:
     from gigl_loader.native import DataCall
 
-SOON_S = 20.0
+SOON_S = 60.0
 
 
 class Taken:

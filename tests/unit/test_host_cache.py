@@ -72,7 +72,7 @@ class Reader:
 def nothing_left() -> Iterator[None]:
     threads = {*threading.enumerate()}
     yield
-    assert wait_until(lambda: {*threading.enumerate()} <= threads, seconds=10)
+    assert wait_until(lambda: {*threading.enumerate()} <= threads)
     gc.collect()
     assert [name for fd in os.listdir("/proc/self/fd") if "gigl-host-cache" in (name := target(fd))] == []
 
@@ -128,7 +128,7 @@ def num_peers(source: WindowedSource) -> int:
 def meet(sources: Sequence[WindowedSource]) -> None:
     """Have each rank allocate its part, and wait until they have found each other."""
     allocate(sources)
-    assert wait_until(lambda: all(num_peers(each) == len(sources) - 1 for each in sources), seconds=10)
+    assert wait_until(lambda: all(num_peers(each) == len(sources) - 1 for each in sources))
 
 
 def allocate(sources: Sequence[WindowedSource]) -> None:
@@ -206,7 +206,7 @@ def test_ranks_whose_rows_differ_share_none(what: str) -> None:
         closing(host.open(2, **OTHERS[what])) as other,
     ):
         allocate([first, second, other])
-        assert wait_until(lambda: num_peers(first) == num_peers(second) == 1, seconds=10)
+        assert wait_until(lambda: num_peers(first) == num_peers(second) == 1)
         for source in (first, second, other):
             source.start_epoch(0)
             found = drain(source)
@@ -221,7 +221,7 @@ def test_a_rank_that_ends_is_let_go_and_may_come_back(monkeypatch: pytest.Monkey
     with closing(host.open(0, nbytes=ALL // 3)) as first:
         with closing(host.open(1)) as second:
             meet([first, second])
-        assert wait_until(lambda: num_peers(first) == 0, seconds=10)
+        assert wait_until(lambda: num_peers(first) == 0)
         first.start_epoch(0)
         assert drain(first) == sampled_frames(0)
         with closing(host.open(1)) as second:
@@ -239,7 +239,7 @@ def test_a_child_that_inherited_a_part_does_not_keep_it() -> None:
             command = [sys.executable, "-S", "-c", "input()"]
             child = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=fds)
         try:
-            assert wait_until(lambda: num_peers(first) == 0, seconds=10)
+            assert wait_until(lambda: num_peers(first) == 0)
         finally:
             child.communicate(b"\n")
 
@@ -261,7 +261,7 @@ def test_the_store_is_not_asked_at_once_for_a_rank_that_ended(monkeypatch: pytes
     with closing(host.open(0, group=group)) as first:
         with closing(host.open(1)) as second:
             meet([first, second])
-        assert wait_until(lambda: num_peers(first) == 0, seconds=10)
+        assert wait_until(lambda: num_peers(first) == 0)
         before = group.asked
         time.sleep(0.2)
         assert group.asked == before > 0
@@ -277,7 +277,7 @@ def test_a_part_that_cannot_be_opened_is_tried_once(
     group = CountingGroup(host.store, 0, 2)
     with closing(host.open(0, group=group)) as source:
         allocate([source])
-        assert wait_until(lambda: group.asked > 5, seconds=10)
+        assert wait_until(lambda: group.asked > 5)
     assert caplog.text.count("rows of local rank 1 are not shared: [Errno 2] No such file") == 1
 
 
@@ -290,9 +290,7 @@ def test_a_part_of_another_version_is_not_read(
         allocate([first])
         monkeypatch.setattr("gigl_loader.sampling.host_cache._FORMAT", "another")
         allocate([second])
-        assert wait_until(
-            lambda: "that of another file by now, or of another version" in caplog.text, seconds=10
-        )
+        assert wait_until(lambda: "that of another file by now, or of another version" in caplog.text)
         assert num_peers(second) == 0
 
 
@@ -323,7 +321,7 @@ def test_ranks_that_have_met_need_no_store(monkeypatch: pytest.MonkeyPatch) -> N
     with closing(host.open(0, group=Leaving(host.store, 0, 2))) as first, closing(host.open(1)) as second:
         allocate([first, second])
         assert left.wait(10)
-        assert wait_until(lambda: num_peers(second) == 1, seconds=10)
+        assert wait_until(lambda: num_peers(second) == 1)
         time.sleep(0.2)
         assert num_peers(second) == 1
 
@@ -337,7 +335,7 @@ def test_memory_of_another_user_is_not_read(
     with closing(host.open(0)) as first, closing(host.open(1)) as second:
         allocate([first, second])
         told = "are not shared: no memory file of this user"
-        assert wait_until(lambda: caplog.text.count(told) == 2, seconds=10)
+        assert wait_until(lambda: caplog.text.count(told) == 2)
         assert num_peers(first) == num_peers(second) == 0
 
 
@@ -372,7 +370,7 @@ def test_rows_of_a_rank_that_is_killed_while_it_writes_are_whole(seconds: float)
     with subprocess.Popen(command, pass_fds=[part.fd], cwd=Path(__file__).parents[2]) as writer:
         os.close(part.fd)
         try:
-            assert wait_until(lambda: copied_whole(part) > 0, seconds=20)
+            assert wait_until(lambda: copied_whole(part) > 0)
             deadline, came = time.monotonic() + seconds, 0
             while time.monotonic() < deadline:
                 came += copied_whole(part)
@@ -419,7 +417,7 @@ def test_rows_are_not_copied_from_a_rank_that_read_them_before_a_file_was_writte
         cache._columns.update(changed)
         first.start_epoch(1)
         assert drain(first) == sampled_frames(1)  # Its slots are allocated anew, which the other rank finds.
-        assert wait_until(lambda: num_peers(first) == 1, seconds=10)
+        assert wait_until(lambda: num_peers(first) == 1)
         assert cache._peers("node") == ()
         others._columns.update(changed)
         second.start_epoch(1)
@@ -487,7 +485,7 @@ def test_a_loader_tells_with_whom_it_shares_rows(tmp_path: Path) -> None:
         dataset = DistDataset.open(tmp_path / "graph")
         with DistNeighborLoader(dataset, [3, 2], "train", **options, **memory) as loader:
             batches = list(loader)
-            assert wait_until(lambda: loader.stats()["rows"]["peers"] == 1, seconds=10)
+            assert wait_until(lambda: loader.stats()["rows"]["peers"] == 1)
             list(loader)
             told = batches, repr(loader), loader.stats()["rows"]
             both_have_told.wait(30)  # The part of a loader that is closed is let go.

@@ -68,7 +68,7 @@ def test_cables_and_firewalls(hosts: list[Host]) -> None:
         hosts[1].cut()
         assert not _reaches(hosts[1], address)
         hosts[1].heal()
-        assert wait_until(lambda: _reaches(hosts[1], address), seconds=5)
+        assert wait_until(lambda: _reaches(hosts[1], address))
     assert hosts[0].listening() == set()
 
 
@@ -81,7 +81,7 @@ def test_processes_end_with_their_host() -> None:
     with Network.of(1) as network:
         host = network.hosts[0]
         process = subprocess.Popen(host.command("sleep", "60"))
-        assert wait_until(lambda: host.processes() == {process.pid}, seconds=5)
+        assert wait_until(lambda: host.processes() == {process.pid})
     assert process.wait(5) == -signal.SIGKILL
 
 
@@ -99,4 +99,4 @@ def test_nothing_is_left_when_the_tests_are_killed() -> None:
         holders = [int(pid) for pid in process.stdout.readline().split()]
         assert len(holders) == 2
         os.kill(process.pid, signal.SIGKILL)
-    assert wait_until(lambda: all(map(is_gone, holders)), seconds=5)
+    assert wait_until(lambda: all(map(is_gone, holders)))

@@ -101,7 +101,7 @@ def test_small_frames_are_not_fetched(
         assert source.stats()["wire_bytes_in"] > 0
     frames = one.service(0).frames
     assert len(frames) == 0
-    assert wait_until(lambda: frames.sent == 0, seconds=20)  # When the calls have ended.
+    assert wait_until(lambda: frames.sent == 0)  # When the calls have ended.
 
 
 def test_a_frame_that_comes_damaged_in_a_reply_is_asked_for_again(

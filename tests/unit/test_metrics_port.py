@@ -101,7 +101,7 @@ def test_metrics_need_a_token_and_health_needs_none(*, tls: bool) -> None:
 def test_a_refusal_is_logged_without_the_token(caplog: pytest.LogCaptureFixture) -> None:
     with port_of(tokens=TOKENS) as port:
         get(port, "/metrics", "wrong-0123456789abcdef")
-        assert wait_until(lambda: bool(caplog.messages), seconds=20)
+        assert wait_until(lambda: bool(caplog.messages))
     assert caplog.messages == ["refused 127.0.0.1: metrics: wrong token or none"]
 
 
@@ -201,13 +201,13 @@ def test_silent_connections_of_a_stranger_keep_nobody_out(
     with port_of(tls=credentials() if tls else None) as port:
         lines = [socket.create_connection(place(port), timeout=20) for _ in range(40)]
         places = port._server._places
-        assert wait_until(lambda: sum(map(_is_closed, lines)) >= 40 - 16, seconds=20)
+        assert wait_until(lambda: sum(map(_is_closed, lines)) >= 40 - 16)
         assert places.enter(metrics_module._identity_at(("10.0.0.1", 1)))  # Another address has room.
         places.leave(metrics_module._identity_at(("10.0.0.1", 1)))
-        assert wait_until(lambda: all(map(_is_closed, lines)), seconds=20)
+        assert wait_until(lambda: all(map(_is_closed, lines)))
         for line in lines:
             line.close()
-        assert wait_until(lambda: _answers(port, tls=tls), seconds=20)
+        assert wait_until(lambda: _answers(port, tls=tls))
 
 
 def _is_closed(line: socket.socket) -> bool:

@@ -218,7 +218,7 @@ def test_a_caller_that_leaves_in_mid_stream_is_not_counted_any_more(
         ticket = encode(Envelope(graph=graph.manifest.digest, partition=0), rows, graph.schema)
         for _ in range(3):
             with StalledCaller(endpoint.data_address, TOKEN) as leaving:
-                assert wait_until(lambda caller=leaving: caller.ask(ticket), seconds=10)
+                assert wait_until(lambda caller=leaving: caller.ask(ticket))
         assert len(store.sample(ask()).counts) == 50
         store.close()
 

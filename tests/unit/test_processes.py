@@ -82,7 +82,7 @@ def test_a_process_leaves_with_another_even_by_sigkill() -> None:
 def test_a_process_leaves_at_once_when_the_other_is_gone_already() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as parent:
         pass
-    assert wait_until(lambda: is_gone(parent.pid), seconds=5)
+    assert wait_until(lambda: is_gone(parent.pid))
     ours, theirs = socket.socketpair()
     with ours, theirs:
         child = FreshProcess("tests.unit.test_processes:outlive", theirs)
@@ -139,13 +139,13 @@ def test_a_stopped_process_is_told_from_one_that_is_debugged() -> None:
     try:
         assert not is_stopped(process.pid)
         process.send_signal(signal.SIGSTOP)
-        assert wait_until(lambda: is_stopped(process.pid), seconds=20)
+        assert wait_until(lambda: is_stopped(process.pid))
         if ptrace(attach, process.pid, None, None) == 0:  # Some sandboxes forbid it.
-            assert wait_until(lambda: run_state(process.pid) == "stopped by a debugger", seconds=20)
+            assert wait_until(lambda: run_state(process.pid) == "stopped by a debugger")
             assert not is_stopped(process.pid)
             ptrace(detach, process.pid, None, None)
         process.send_signal(signal.SIGCONT)
-        assert wait_until(lambda: not is_stopped(process.pid), seconds=20)
+        assert wait_until(lambda: not is_stopped(process.pid))
     finally:
         process.kill()
         process.wait()

@@ -55,7 +55,7 @@ def test_it_carries_everything_and_counts_it(proxy: Proxy) -> None:
         assert _exchange(connection, data) == data
         connection.shutdown(socket.SHUT_WR)
         assert connection.recv(1) == b""
-    assert wait_until(lambda: proxy.bytes_down == len(data), seconds=5)
+    assert wait_until(lambda: proxy.bytes_down == len(data))
     assert proxy.connections == 1
 
 

@@ -63,7 +63,7 @@ def is_mine(address: str) -> bool:
 
 def kill_the_only_one(ranks: Ranks) -> None:
     with ranks:
-        assert wait_until(lambda: bool(ranks.printed(0)), seconds=10)
+        assert wait_until(lambda: bool(ranks.printed(0)))
         assert [child.pid for child in ranks.children(0)] == ranks.printed(0)
         ranks.send(0, signal.SIGKILL)
         (ended,) = ranks.finish(seconds=10)
@@ -120,10 +120,10 @@ def test_all_ranks_end_with_their_fork_server() -> None:
     with ForkServer.of() as fork_server:
         order = {"program": f"{ME}:wait_with_a_child", "arguments": {}, "environment": {}, "network": ""}
         pid = fork_server.start({**order, "directory": "/", "output": os.devnull, "errors": os.devnull})
-        assert wait_until(lambda: len(fork_server.everyone()) == 2, seconds=10)
+        assert wait_until(lambda: len(fork_server.everyone()) == 2)
         everyone = [process.pid for process in fork_server.everyone()]
         assert pid in everyone
-    assert wait_until(lambda: all(map(is_gone, everyone)), seconds=5)
+    assert wait_until(lambda: all(map(is_gone, everyone)))
 
 
 @pytest.mark.skipif(bool(missing_for_hosts()), reason=missing_for_hosts() or "hosts can be made")

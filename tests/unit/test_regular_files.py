@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HUGE = 3 << 30
-SOON_S = 20.0
+SOON_S = 60.0
 LITTLE = 48 << 20
 """Memory of a refusal: pieces that were read until it was known."""
 

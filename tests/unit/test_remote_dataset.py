@@ -262,9 +262,7 @@ def test_nothing_is_left_on_servers_by_loaders_that_ended(there: RemoteDistDatas
     for _ in range(3):
         with loader(there) as batches:
             next(batches)
-    assert wait_until(
-        lambda: all(not load["producers"] for load in there.server_stats().values()), seconds=10
-    )
+    assert wait_until(lambda: all(not load["producers"] for load in there.server_stats().values()))
 
 
 # Ranks
@@ -334,7 +332,7 @@ def test_collected_without_close_it_leaves_nothing(addresses: list[str], there: 
     del dataset, batches
     gc.collect()
     assert alive() is None
-    assert wait_until(lambda: channels() == 0, seconds=10)
+    assert wait_until(lambda: channels() == 0)
 
 
 def test_a_closed_dataset_says_so(addresses: list[str]) -> None:

@@ -134,7 +134,7 @@ def test_prefetching_begins_with_the_epoch_and_has_a_bound(
         source.start_epoch(0)
         assert calls.under_way == [0]  # Alone: the trainer waits for it.
         two.gate.set()
-        assert wait_until(lambda: len(calls.sent) == 2 * prefetch and not calls.under_way, seconds=20)
+        assert wait_until(lambda: len(calls.sent) == 2 * prefetch and not calls.under_way)
         # Frames that nobody received are in flight, too.
         assert not wait_until(lambda: len(calls.sent) > 2 * prefetch, seconds=0.2)
         assert len(two.sampled) == 2 * prefetch
@@ -223,7 +223,7 @@ def test_a_server_that_stays_away_is_named_and_waited_for_again(
         )
         assert float(away) >= 1  # As long as all waits together, not only the last.
         one.start(0)
-        assert wait_until(lambda: _is_up(source), seconds=20)
+        assert wait_until(lambda: _is_up(source))
         assert frames + drain(source, NUM_BATCHES - len(frames)) == expected
         assert source.stats()["reconnects"] == 1
 
@@ -349,9 +349,7 @@ def test_a_slot_is_not_used_again_while_its_server_may_write_to_it(
     monkeypatch.setattr(Connection, "sample", break_first)
     with closing(one.open(transport="ring")) as source:
         source.start_epoch(0)
-        assert wait_until(
-            lambda: source.stats()["retries"] > 0 and source.stats()["reconnects"] > 0, seconds=20
-        )
+        assert wait_until(lambda: source.stats()["retries"] > 0 and source.stats()["reconnects"] > 0)
         one.gate.set()
         assert drain(source) == expected
 
@@ -431,7 +429,7 @@ def test_asks_that_are_refused_use_no_slot_up(
             patches.setattr(one.service(0), "submit", refuse)
             for epoch in range(12):
                 source.start_epoch(epoch)
-                assert wait_until(lambda: slots.all_are_back, seconds=10)
+                assert wait_until(lambda: slots.all_are_back)
         assert len(asked) > 10, "there are ten slots"
         source.start_epoch(0)
         assert drain(source) == expected
@@ -452,7 +450,7 @@ def test_a_size_that_is_not_of_a_slot_uses_no_slot_up(
                 for _ in range(2):
                     with pytest.raises(FormatError, match="no size"):
                         source.receive(20)
-            assert wait_until(lambda: slots.all_are_back, seconds=10)
+            assert wait_until(lambda: slots.all_are_back)
         source.start_epoch(0)
         assert drain(source) == expected
         assert source.stats()["wire_bytes_in"] == 0
@@ -492,7 +490,7 @@ def test_a_channel_that_is_lost_is_noticed_while_frames_are_fetched(
             assert all(fetching.acquire(timeout=20) for _ in range(FETCHERS))
             _close_channels(one.service(0))
             sample.set()
-            assert wait_until(lambda: source.stats()["reconnects"] == 1, seconds=20)
+            assert wait_until(lambda: source.stats()["reconnects"] == 1)
         finally:
             sample.set()
             fetch_all.set()
@@ -507,7 +505,7 @@ def test_calls_under_way_end_with_the_source(two: SmallCluster, calls: Calls) ->
     source.start_epoch(0)
     assert calls.under_way
     source.close()
-    assert wait_until(lambda: not calls.under_way, seconds=10)
+    assert wait_until(lambda: not calls.under_way)
 
 
 def test_without_a_thread_to_be_had_a_channel_is_opened_by_the_next_call(
@@ -629,10 +627,10 @@ def test_nothing_runs_on_when_a_source_is_closed_or_forgotten(two: SmallCluster)
             source.close()
         del source
         gc.collect()
-        assert wait_until(lambda: _threads() <= before, seconds=10), _threads()
+        assert wait_until(lambda: _threads() <= before), _threads()
         for server in (0, 1):
             service = two.service(server)
-            assert wait_until(lambda found=service: not found.load().channels, seconds=10)
+            assert wait_until(lambda found=service: not found.load().channels)
 
 
 def _threads() -> set[threading.Thread]:

@@ -139,7 +139,7 @@ def test_so_many_may_wait(rings: Rings, monkeypatch: pytest.MonkeyPatch) -> None
         waiting = [knock(server) for _ in range(3)]
         assert said(knock(server)) == (b"", 0)
         waiting.pop().close()
-        assert wait_until(lambda: eventually(server), seconds=5)
+        assert wait_until(lambda: eventually(server))
         for visitor in waiting:
             visitor.close()
 

@@ -89,13 +89,13 @@ def test_a_child_that_dies_is_started_again_twice_on_the_same_ports(caplog: pyte
         for _ in range(2):
             before = service.pid
             os.kill(before, signal.SIGKILL)
-            assert wait_until(lambda old=before: service.pid != old, seconds=20)
-            assert wait_until(lambda: reachable(endpoint), seconds=20)
+            assert wait_until(lambda old=before: service.pid != old)
+            assert wait_until(lambda: reachable(endpoint))
             assert service.endpoint == endpoint
         assert service.restarts == 2
         assert service.failure is None
         os.kill(service.pid, signal.SIGKILL)
-        assert wait_until(lambda: service.failure is not None, seconds=20)
+        assert wait_until(lambda: service.failure is not None)
         told = str(service.failure)
         assert "the peer service of host 0 was killed by SIGKILL" in told
         assert "was started again 2 times before" in told
@@ -170,7 +170,7 @@ def test_a_child_that_lived_long_earns_its_restarts_back(monkeypatch: pytest.Mon
     with start() as service:
         for restarts in (1, 2):
             os.kill(service.pid, signal.SIGKILL)
-            assert wait_until(lambda most=restarts: service.restarts == most, seconds=20)
+            assert wait_until(lambda most=restarts: service.restarts == most)
         assert service.failure is None
 
 
@@ -196,7 +196,7 @@ def test_a_child_is_started_once_the_system_lets_us(
     with start() as service:
         refused = _no_process(2, monkeypatch)
         os.kill(service.pid, signal.SIGKILL)
-        assert wait_until(lambda: service.restarts == 1, seconds=20)
+        assert wait_until(lambda: service.restarts == 1)
         assert len(refused) == 2
         assert service.failure is None
     assert "cannot start a process, trying again in 0.01 s: [Errno 11]" in caplog.text
@@ -209,7 +209,7 @@ def test_a_system_that_gives_no_process_is_told(
     with start() as service:
         refused = _no_process(99, monkeypatch)
         os.kill(service.pid, signal.SIGKILL)
-        assert wait_until(lambda: service.failure is not None, seconds=20)
+        assert wait_until(lambda: service.failure is not None)
         assert str(service.failure).startswith(
             "the peer service of host 0 cannot be started again: [Errno 11]"
         )
@@ -223,7 +223,7 @@ def test_closing_does_not_wait_for_a_system_that_gives_no_process(monkeypatch: p
         refused = _no_process(99, monkeypatch)
         monkeypatch.setattr(host_service, "_PAUSES_S", (60.0,))
         os.kill(service.pid, signal.SIGKILL)
-        assert wait_until(lambda: len(refused) == 1, seconds=20)
+        assert wait_until(lambda: len(refused) == 1)
         began = time.monotonic()
     assert time.monotonic() - began < 30
     assert service.failure is None
@@ -244,7 +244,7 @@ def test_a_service_that_nobody_holds_ends() -> None:
     pid = service.pid
     del service
     gc.collect()
-    assert wait_until(lambda: is_gone(pid), seconds=10)
+    assert wait_until(lambda: is_gone(pid))
 
 
 _PARENT = """
@@ -269,7 +269,7 @@ def test_the_child_leaves_with_its_parent(tmp_path: Path, number: int) -> None:
         child = int(parent.stdout.readline())
         assert not is_gone(child)
         parent.send_signal(number)
-    assert wait_until(lambda: is_gone(child), seconds=10)
+    assert wait_until(lambda: is_gone(child))
 
 
 def _write_graph(path: Path) -> None:

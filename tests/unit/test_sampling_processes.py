@@ -172,7 +172,7 @@ def test_a_late_turn_tells_by_how_much_and_the_next_ones_work() -> None:
 
     keeper = Housekeeper(work, paused=pauses.append, every_s=0.05)
     keeper.start()
-    assert wait_until(lambda: len(worked) >= 3, seconds=20)
+    assert wait_until(lambda: len(worked) >= 3)
     keeper.close()
     assert pauses[0] > 0.25
 

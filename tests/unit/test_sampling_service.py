@@ -161,10 +161,10 @@ def test_a_mistake_of_ours_ends_the_ask_and_not_the_thread(
             refusal = trainer.answers.next()[1].refusal
         assert refusal is not None
         assert refusal.kind is RefusalKind.UNAVAILABLE
-        assert wait_until(lambda: "ZeroDivisionError" in caplog.text, seconds=5)
+        assert wait_until(lambda: "ZeroDivisionError" in caplog.text)
         trainer.ask(2)
         assert trainer.answers.next()[1].handle
-        assert wait_until(lambda: service.load().busy == 0, seconds=5)
+        assert wait_until(lambda: service.load().busy == 0)
 
 
 def test_an_owner_that_does_not_answer_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,7 +349,7 @@ def test_who_does_not_fetch_parks_network_channels_until_its_frames_are_dropped(
         for batch in range(3):
             sloth.ask(batch)
         held = [sloth.answers.next()[1] for _ in range(2)]
-        assert wait_until(lambda: service.load().busy == 0, seconds=10)
+        assert wait_until(lambda: service.load().busy == 0)
         other.ask(0)
         local.ask(0, slot=1)
         assert local.answers.next()[1].in_slot  # A ring needs no such memory.
@@ -421,7 +421,7 @@ def test_frames_that_do_not_fit_their_slots_are_bounded_as_all_others() -> None:
         trainer = Trainer(service, credit=64, ring_slots=64, ring_slot_bytes=4096)
         for slot in range(1, 21):
             trainer.ask(slot % 4, slot=slot)
-        assert wait_until(lambda: len(trainer.answers) == 4 and service.load().busy == 0, seconds=10)
+        assert wait_until(lambda: len(trainer.answers) == 4 and service.load().busy == 0)
         assert service.load().frame_bytes <= 200_000 + 65_536
         for _ in range(20):
             assert trainer.fetch(trainer.answers.next()[1]) is not None
@@ -705,7 +705,7 @@ def test_idle_servers_give_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
         trainer = Trainer(service)
         trainer.ask(0)
         trainer.fetch(trainer.answers.next()[1])
-        assert wait_until(lambda: samplers[0].idle == 1, seconds=5)
+        assert wait_until(lambda: samplers[0].idle == 1)
         assert memory[0].held
         clock.now += 61
         service.heartbeat(JOB, [trainer.channel.id])
@@ -790,12 +790,12 @@ def test_samplers_are_shared_by_equal_plans_and_bounded(monkeypatch: pytest.Monk
             trainer = Trainer(service, key=key)
             trainer.ask(0)
             trainer.answers.next()
-        assert wait_until(lambda: samplers[0].idle == 1, seconds=5)
+        assert wait_until(lambda: samplers[0].idle == 1)
         for seed in range(20):
             trainer = Trainer(service, key=f"seed {seed}", plan=replace(PLAN, run_seed=seed))
             trainer.ask(0)
             trainer.answers.next()
-        assert wait_until(lambda: service.load().busy == 0, seconds=5)
+        assert wait_until(lambda: service.load().busy == 0)
         assert 2 <= samplers[0].idle < 15
         assert samplers[0].idle_bytes <= 1 << 20
 
@@ -832,7 +832,7 @@ def test_samplers_go_with_the_last_producer_of_their_plan(monkeypatch: pytest.Mo
         for trainer in trainers:
             trainer.ask(0)
             trainer.answers.next()
-        assert wait_until(lambda: samplers[0].idle == 2, seconds=5)  # One for the equal plans.
+        assert wait_until(lambda: samplers[0].idle == 2)  # One for the equal plans.
         service.destroy_producer(JOB, "a")
         assert samplers[0].idle == 2
         service.close_channel(JOB, trainers[1].channel.id)
@@ -851,5 +851,5 @@ def test_a_sampler_whose_producer_goes_while_it_works_is_not_kept(monkeypatch: p
         service.destroy_producer(JOB, "train")
         gate.opened.set()
         trainer.answers.next()
-        assert wait_until(lambda: service.load().busy == 0, seconds=5)
+        assert wait_until(lambda: service.load().busy == 0)
         assert samplers[0].idle == samplers[0].lent_bytes == 0

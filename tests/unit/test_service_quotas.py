@@ -151,7 +151,7 @@ def test_owners_that_fetch_nothing_leave_memory_to_one_that_does(monkeypatch: py
     with service_of(workers=2, frame_bytes=20 * 65_536) as service:
         for batch, trainer in product(range(4), hostile_owners(service)):
             trainer.ask(batch)
-        assert wait_until(lambda: service.load().batches >= 10, seconds=20)
+        assert wait_until(lambda: service.load().batches >= 10)
         honest = Trainer(service, job=OTHER_JOB, caller=HONEST)
         for batch in range(30):
             honest.ask(batch % 4)
@@ -165,7 +165,7 @@ def test_frames_that_nobody_fetches_are_dropped_for_one_as_large() -> None:
     with service_of(workers=2, frame_bytes=4 * 65_536, clock=clock) as service:
         for batch, trainer in product(range(4), hostile_owners(service)):
             trainer.ask(batch)
-        assert wait_until(lambda: service.load().batches >= 2, seconds=20)
+        assert wait_until(lambda: service.load().batches >= 2)
         honest = Trainer(service, job=OTHER_JOB, caller=HONEST)
         for batch in range(4):
             honest.ask(batch)

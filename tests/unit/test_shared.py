@@ -254,4 +254,4 @@ def test_the_memory_goes_with_the_last_tensor() -> None:
     gc.collect()
     assert lives(inode)
     del weight
-    assert wait_until(lambda: not lives(inode), seconds=2)
+    assert wait_until(lambda: not lives(inode))

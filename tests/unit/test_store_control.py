@@ -343,11 +343,11 @@ def test_calls_that_wait_cost_no_threads_and_none_when_given_up() -> None:
         def queued() -> int:
             return sum(each.queued for each in served.service.load().channels)
 
-        assert wait_until(lambda: queued() == 80, seconds=20)
+        assert wait_until(lambda: queued() == 80)
         assert threading.active_count() <= before + MAX_CONTROL_THREADS
         for call in calls[:40]:
             call.cancel()
-        assert wait_until(lambda: queued() == 40, seconds=20)
+        assert wait_until(lambda: queued() == 40)
         gate.opened.set()
         assert first.result().handle
         assert all(call.result().handle for call in calls[40:])
@@ -361,7 +361,7 @@ def test_a_call_whose_time_is_over_is_not_worked_on() -> None:
         assert gate.entered.acquire(timeout=20)
         with pytest.raises(StorageUnavailable, match="the deadline passed"):
             client.sampled(sample_request(channel, 1), 0.2)
-        assert wait_until(lambda: served.service.load().channels[0].queued == 0, seconds=20)
+        assert wait_until(lambda: served.service.load().channels[0].queued == 0)
         gate.opened.set()
         assert first.result().handle
 
@@ -380,10 +380,10 @@ def test_a_probe_names_the_batches_that_a_caller_waits_for() -> None:
         assert pending(channel) == ""
         calls = [client.sample(sample_request(channel, batch)) for batch in (3, 5, 11)]
         assert gate.entered.acquire(timeout=20)
-        assert wait_until(lambda: sorted(pending(channel).split(",")) == ["11", "3", "5"], seconds=20)
+        assert wait_until(lambda: sorted(pending(channel).split(",")) == ["11", "3", "5"])
         assert pending(other) == pending(bytes(16)) == ""
         calls[2].cancel()
-        assert wait_until(lambda: sorted(pending(channel).split(",")) == ["3", "5"], seconds=20)
+        assert wait_until(lambda: sorted(pending(channel).split(",")) == ["3", "5"])
         gate.opened.set()
         assert all(call.result().handle for call in calls[:2])
         assert pending(channel) == ""
@@ -413,7 +413,7 @@ def test_a_client_that_leaves_ends_its_calls() -> None:
         for thread in threads:
             thread.join(20)
         assert [type(each) for each in errors] == [SamplingError] * 3
-        assert wait_until(lambda: served.service.load().channels[0].queued == 0, seconds=10)
+        assert wait_until(lambda: served.service.load().channels[0].queued == 0)
 
 
 @pytest.mark.usefixtures("no_leftovers")
@@ -431,7 +431,7 @@ def test_closing_ends_calls_that_wait_and_leaves_nothing() -> None:
         assert [type(each) for each in errors] == [StorageUnavailable] * 3
         with pytest.raises(StorageUnavailable):
             client.heartbeat([], 5)
-    assert wait_until(lambda: {*threading.enumerate()} <= before, seconds=5)
+    assert wait_until(lambda: {*threading.enumerate()} <= before)
 
 
 def test_a_server_that_comes_back_is_found_soon() -> None:
@@ -443,7 +443,7 @@ def test_a_server_that_comes_back_is_found_soon() -> None:
             client.cluster(5)
         began = time.monotonic()
         with controlled_at(port):
-            assert wait_until(lambda: answers(client), seconds=20)
+            assert wait_until(lambda: answers(client))
             assert time.monotonic() - began < 10
 
 
@@ -487,7 +487,7 @@ def test_messages_that_do_not_come_hold_up_nobody(monkeypatch: pytest.MonkeyPatc
         stalled = call.future((b"" for _ in iter(silent.wait, True)), timeout=20, metadata=metadata)
         assert "did not come in time" in stalled.exception(20).details()
         stalled = call.future((b"" for _ in iter(silent.wait, True)), timeout=20, metadata=metadata)
-        assert wait_until(lambda: not served.calls.idle, seconds=10)
+        assert wait_until(lambda: not served.calls.idle)
         opened(client)
         assert "others wait: send it again" in stalled.exception(20).details()
         silent.set()
@@ -505,7 +505,7 @@ def test_a_job_that_sends_no_messages_holds_up_no_other(served: Served) -> None:
             call.future((b"" for _ in iter(silent.wait, True)), timeout=60, metadata=metadata)
             for _ in range(40)
         ]
-        assert wait_until(lambda: not served.calls.idle, seconds=10)
+        assert wait_until(lambda: not served.calls.idle)
         began = time.monotonic()
         client.heartbeat([], 20)
         assert time.monotonic() - began < 10  # 40 calls of 20 s each are before it.
@@ -684,7 +684,7 @@ def test_strangers_who_hold_on_take_nothing_from_trainers_and_probes(
         opened(client)
         assert all("no message of this call came" in each.exception(20).details() for each in stalled)
         watches[0].cancel()
-        assert wait_until(lambda: watched(stub), seconds=10)
+        assert wait_until(lambda: watched(stub))
         with pytest.raises(grpc.RpcError) as raised:
             channel.unary_unary("/grpc.health.v1.Health/Check")(b"\xff" * 99, timeout=10)
         assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -24,7 +24,7 @@ from tests.support.leftovers import wait_until
 from tests.support.sources import small_graph
 from tests.support.store_control import client_of, controlled, opened
 
-SOON_S = 20.0
+SOON_S = 60.0
 
 
 class Scarcity:

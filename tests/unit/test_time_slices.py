@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 ENDLESS = "tests.support.user_samplers:Endless"
 PLAN_WITHOUT_END = replace(PLAN, sampler=CustomPlan(seed_type="node", code=UserCode(ENDLESS)))
 HONEST = Identity(address="10.0.0.1")
-SOON_S = 30.0
+SOON_S = 60.0
 
 
 def hostile(number: int) -> Identity:

@@ -65,7 +65,7 @@ def finished(spans: InMemorySpanExporter, count: int, name: str = "gigl.batch") 
             return [each for each in trees(spans.get_finished_spans()) if each.name == name]
         return []
 
-    assert wait_until(lambda: len(found()) == count, seconds=10)
+    assert wait_until(lambda: len(found()) == count)
     return found()
 
 

@@ -190,7 +190,7 @@ def test_large_features_are_verified_in_the_background(
             return FEATURES in str(error)
         return False
 
-    assert wait_until(found, seconds=10)
+    assert wait_until(found)
 
 
 @pytest.fixture(scope="module")
@@ -317,7 +317,7 @@ def test_a_scrubber_finds_damage_that_comes_later(copy: Path, monkeypatch: pytes
             return FEATURES in str(error)
         return False
 
-    assert wait_until(found, seconds=20)
+    assert wait_until(found)
 
 
 def test_a_scrubber_rests_between_two_passes(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,7 +333,7 @@ def test_a_scrubber_rests_between_two_passes(copy: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(Document, "verify", counted)
     graph.verifier.scrub(bytes_per_second=1e12)
     num_files = len(list(copy.rglob("*.safetensors")))
-    assert wait_until(lambda: len(passes) >= num_files, seconds=20)
+    assert wait_until(lambda: len(passes) >= num_files)
     time.sleep(0.5)  # A pass takes milliseconds.
     assert len(passes) == num_files
 
@@ -463,4 +463,4 @@ def test_a_scrubber_ends_with_its_graph(copy: Path, monkeypatch: pytest.MonkeyPa
     time.sleep(0.5)  # It looks at the files between two passes.
     del graph, verifier
     gc.collect()
-    assert wait_until(lambda: not any(thread.is_alive() for thread in threads), seconds=10)
+    assert wait_until(lambda: not any(thread.is_alive() for thread in threads))

@@ -81,7 +81,7 @@ def opened(
 def no_threads() -> Iterator[None]:
     before = {*threading.enumerate()}
     yield
-    assert wait_until(lambda: {*threading.enumerate()} <= before, seconds=10)
+    assert wait_until(lambda: {*threading.enumerate()} <= before)
 
 
 def test_a_row_is_read_once_while_the_cache_has_room() -> None:

@@ -198,7 +198,7 @@ def test_a_stopped_worker_is_slow_not_dead(expected: list[bytes]) -> None:
         source.start_epoch(0)
         assert drain(source, 2) == expected[:2]
         pid = pids(source)[0]
-        assert wait_until(lambda: is_stopped(pid), seconds=20)
+        assert wait_until(lambda: is_stopped(pid))
         with pytest.raises(TimeoutError) as caught:
             source.receive(0.5)
         message = str(caught.value)
@@ -283,7 +283,7 @@ def test_out_of_order_delivery_does_not_wait_for_the_slowest(
         frames = [source.receive(20) for _ in range(NUM_BATCHES - held_back)]
         with pytest.raises(TimeoutError, match="any batch"):
             source.receive(0.2)
-        assert wait_until(lambda: any(map(is_stopped, pids(source))), seconds=20)  # It may have begun late.
+        assert wait_until(lambda: any(map(is_stopped, pids(source))))  # It may have begun late.
         for pid in pids(source):
             os.kill(pid, signal.SIGCONT)
         frames += [source.receive(20) for _ in range(held_back)]
