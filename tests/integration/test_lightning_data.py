@@ -313,7 +313,7 @@ def test_seeds_of_several_types_are_trained_on() -> None:
     )
     model = BothTypes()
     with quiet():
-        lightning.Trainer(max_epochs=2, **QUIET).fit(model, datamodule=data)
+        lightning.Trainer(max_epochs=2, enable_checkpointing=False, **QUIET).fit(model, datamodule=data)
     for epoch in range(2):
         seen = [node for of_epoch, seeds in model.trained if of_epoch == epoch for node in seeds]
         assert sorted(seen) == sorted([*range(30), *range(40)])

@@ -205,8 +205,8 @@ class RemoteKind:
     def factors(self) -> dict[str, str]:
         """The factors of a matrix that a kind stands for."""
         processes = "several" if self.servers > 1 else "1"
-        way = "windowed" if self.windowed else self.rows
-        return {"source": f"{self.transport}-{way}", "processes": processes, "plan": self.plan}
+        rows = "windowed" if self.windowed else self.rows
+        return {"source": self.transport, "rows": rows, "processes": processes, "plan": self.plan}
 
     def open(self, faults: FaultPlan | None = None, **options: Any) -> BatchSource:
         """Open a source over the small graph. ``options`` are of ``WorkerOptions``."""

@@ -162,6 +162,7 @@ class SourceKind:
         """The factors of a matrix that a kind stands for."""
         return {
             "source": self.method if self.workers else "inline",
+            "rows": "windowed" if self.windowed else "in the frame",
             "processes": "several" if self.workers > 1 else str(self.workers),
             "plan": self.plan,
         }

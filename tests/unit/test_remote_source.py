@@ -215,7 +215,7 @@ def test_a_server_that_stays_away_is_named_and_waited_for_again(
         with pytest.raises(StorageUnavailable, match=r"storage server 0 at 127.*\(away for \d"):
             _receive_all(source, frames)
         with pytest.raises(StorageUnavailable, match=r"storage server 0 at 127.*\(away for \d"):
-            source.receive(20)
+            source.receive(5)
         with pytest.raises(StorageUnavailable, match=r"^storage server 0 at 127") as raised:
             source.receive(0.1)
         [away] = re.findall(
@@ -230,7 +230,7 @@ def test_a_server_that_stays_away_is_named_and_waited_for_again(
 
 def _receive_all(source: RemoteSource, frames: list[bytes]) -> None:
     while True:
-        frames.append(bytes_of(source.receive(20)))
+        frames.append(bytes_of(source.receive(5)))
 
 
 def _is_up(source: RemoteSource) -> bool:
@@ -283,7 +283,7 @@ def test_owners_that_stay_away_are_named_and_nothing_is_lost(
                 StorageUnavailable,
                 match=r"batch 4 of epoch 0: storage server 0 at 127\S+ host 1 is away \(asked for it for",
             ):
-                source.receive(20)
+                source.receive(5)
         monkeypatch.setattr(one, "faults", None)
         while len(frames) < NUM_BATCHES:
             with suppress(StorageUnavailable):  # What was asked for before may fail still.
@@ -320,7 +320,7 @@ def test_a_data_port_that_stays_away_is_told_and_nothing_is_lost(
             patch.setattr("gigl_client.receiver.fetch_frame", fail)
             source.start_epoch(0)
             with pytest.raises(StorageUnavailable, match=r"batch 0 of epoch 0: no way there \(asked for it"):
-                source.receive(20)
+                source.receive(5)
         frames: list[bytes] = []
         while len(frames) < NUM_BATCHES:
             with suppress(StorageUnavailable):  # What was asked for before may fail still.
