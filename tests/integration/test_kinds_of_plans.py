@@ -535,14 +535,14 @@ def expected(stored: Stored, kind: Kind) -> list[Any]:
     return _epochs(stored.dataset, stored, kind, num_workers=0)
 
 
-@pytest.mark.some(10)
+@pytest.mark.some(3)
 def test_workers_give_the_batches_of_the_embedded_loader(
     stored: Stored, kind: Kind, expected: list[Any]
 ) -> None:
     check_same(_epochs(stored.dataset, stored, kind, num_workers=2), expected)
 
 
-@pytest.mark.some(10)
+@pytest.mark.some(4)
 def test_partitioning_changes_no_batch(
     stored: Stored, kind: Kind, expected: list[Any], tmp_path: Path
 ) -> None:
@@ -550,7 +550,7 @@ def test_partitioning_changes_no_batch(
     check_same(_epochs(DistDataset.open(tmp_path / "whole"), stored, kind, num_workers=0), expected)
 
 
-@pytest.mark.some(36)
+@pytest.mark.some(14)
 @pytest.mark.parametrize("transport", ["ring", "network"])
 @pytest.mark.parametrize("rows", ["through", "direct"])
 def test_storage_servers_give_the_batches_of_the_embedded_loader(
@@ -573,7 +573,7 @@ def test_an_epoch_goes_on_where_it_was_left(stored: Stored, kind: Kind, expected
         check_same(list(other), expected[1 : len(other)])
 
 
-@pytest.mark.some(10)
+@pytest.mark.some(4)
 def test_one_batch_by_itself_is_the_same_everywhere(stored: Stored, kind: Kind, expected: list[Any]) -> None:
     batch = expected[0 if kind.numbered else 1]
     entries, places = kind.entries(batch, hetero=stored.hetero)
@@ -591,7 +591,7 @@ def test_one_batch_by_itself_is_the_same_everywhere(stored: Stored, kind: Kind, 
             assert [each.tolist() for each, _ in pairs] == [list(range(len(each))) for _, each in pairs]
 
 
-@pytest.mark.some(10)
+@pytest.mark.some(4)
 def test_audits_agree_in_every_mode_and_find_no_late_edge_and_each_seed_once(
     stored: Stored, kind: Kind
 ) -> None:
@@ -619,7 +619,7 @@ def test_a_state_of_another_plan_is_refused(stored: Stored, kind: Kind) -> None:
         other.load_state_dict(state)
 
 
-@pytest.mark.some(10)
+@pytest.mark.some(3)
 def test_ledgers_are_equal_in_every_mode_and_are_replayed_in_every_other(
     stored: Stored, kind: Kind, tmp_path: Path
 ) -> None:

@@ -38,11 +38,13 @@ def run(*arguments: str, cwd: Path, stdin: str = "", **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     assert run("train.py", cwd=tmp_path) == "12 batches\n"
 
 
+@pytest.mark.slow
 def test_a_command_line(tmp_path: Path) -> None:
     assert run("-c", PROGRAM, cwd=tmp_path) == "12 batches\n"
 

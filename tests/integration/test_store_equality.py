@@ -87,7 +87,7 @@ def served(request: pytest.FixtureRequest, built: tuple[GraphKind, Path, list[An
         yield Served(kind, path, addresses_of(servers)[-1], expected)
 
 
-@pytest.mark.some(24)
+@pytest.mark.some(8)
 @pytest.mark.parametrize(
     ("transport", "rows", "feature_memory"),
     [
@@ -109,7 +109,7 @@ def test_an_epoch(served: Served, transport: Any, rows: Any, feature_memory: str
         check_same(list(loader), served.expected)
 
 
-@pytest.mark.some(12)
+@pytest.mark.some(4)
 @pytest.mark.parametrize("memory", [{}, {"feature_memory": "10KB", "window": 2}], ids=str)
 @pytest.mark.parametrize("nbytes", ["2KB", "1GB"])
 def test_epochs_with_rows_on_the_device(
@@ -127,6 +127,7 @@ def test_epochs_with_rows_on_the_device(
         assert loader.stats()["rows"]["device"] > 0
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("rows", ["through", "direct"])
 def test_no_neighbours_cross_where_all_servers_have_all_topology(
     built: tuple[GraphKind, Path, list[Any]], rows: Any

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import torch
 
 from gigl_loader.channel.frame import Frame
 from gigl_loader.graph.folder import DiskFolder, MemoryFolder
@@ -194,6 +193,8 @@ class SourceKind:
         if not self.on_device:
             return WindowedSource(inner, Completion(graph.schema, plan), cache, **channel)
         # Here: PyG, which loaders import, warns, and some tests make errors of warnings.
+        import torch
+
         from gigl_loader.loaders.transfer import HostTransfer, ResidentTransfer
 
         transfer = ResidentTransfer(HostTransfer(), torch.device("cpu"))

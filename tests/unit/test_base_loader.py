@@ -28,10 +28,14 @@ GRAPH = graph_of(homogeneous())
 DATASET = DistDataset(GRAPH)
 NUM_BATCHES = 10
 
+# Forking a process with threads (those of torch) is what somebody who asks for fork gets.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
+
 
 def _loader(dataset: DistDataset = DATASET, **options: Any) -> DistNeighborLoader:
     """Ten batches an epoch, shuffled."""
     defaults: dict[str, Any] = {"batch_size": 30, "shuffle": True, "seed": 3, "num_workers": 0}
+    defaults |= {"multiprocessing_context": "fork"}  # Cheap: how workers start is not the point here.
     return DistNeighborLoader(dataset, [3, 2], **{**defaults, **options})
 
 

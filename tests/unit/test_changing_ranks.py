@@ -87,7 +87,7 @@ CHANGES: list[list[tuple[int, int | None]]] = [
 ]
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(3)
 @pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"num_workers": 1}], ids=str)
 @pytest.mark.parametrize("parts", CHANGES, ids=str)
 def test_every_seed_comes_once_in_the_batches_of_one_rank(
@@ -102,6 +102,7 @@ def test_every_seed_comes_once_in_the_batches_of_one_rank(
     assert all(same_batch(batch, undisturbed[number][1]) for number, batch in wholes)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("parts", CHANGES[:3], ids=str)
 def test_links_and_draws_that_depend_on_the_number_of_a_batch(parts: list[tuple[int, int | None]]) -> None:
     variants: list[tuple[Any, dict[str, Any]]] = [

@@ -32,7 +32,11 @@ from tests.support.sources import (
 if TYPE_CHECKING:
     from gigl_loader.sampling.request import BatchRequest
 
-pytestmark = pytest.mark.usefixtures("no_leftovers")
+pytestmark = [
+    pytest.mark.usefixtures("no_leftovers"),
+    # Forking a process with threads (those of torch) is what somebody who asks for fork gets.
+    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +47,9 @@ def expected() -> list[bytes]:
 
 
 def _open(samplers: str, *, workers: int = 1, concurrency: int = 2, in_order: bool = True) -> WorkerSource:
-    options = WorkerOptions(num_workers=workers, worker_concurrency=concurrency, in_order=in_order)
+    options = WorkerOptions(
+        num_workers=workers, worker_concurrency=concurrency, in_order=in_order, start_method="fork"
+    )
     return WorkerSource(small_graph(), PLAN, small_schedule(), options, sampler=samplers, timeout_s=20)
 
 

@@ -79,7 +79,7 @@ INPUTS: dict[str, Any] = {
 }
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(3)
 @pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"num_workers": 1}], ids=str)
 @pytest.mark.parametrize("nodes", INPUTS.values(), ids=INPUTS)
 def test_each_node_has_the_row_of_the_model(nodes: Any, options: dict[str, Any], tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ class Stop:
         return batch.x  # type: ignore[no-any-return]
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("stop_at", [1, 2, 7, 19])
 @pytest.mark.parametrize("seed", [7, None], ids=["seed", "random seed"])
 def test_a_call_that_failed_goes_on_behind_its_last_shard(
@@ -291,7 +291,7 @@ def test_a_call_that_failed_goes_on_behind_its_last_shard(
     assert len(rows_in(tmp_path)) == 300
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(3)
 @pytest.mark.parametrize("nodes", [None, [*range(50), *range(120), *range(290)]], ids=["all", "repeated"])
 @pytest.mark.parametrize("seed", [7, None], ids=["seed", "random seed"])
 @pytest.mark.parametrize("runs", [(2, 3), (4, 1), (1, 3), (3, 2, 4), (2, 2, 3, 3)], ids=str)

@@ -102,7 +102,7 @@ def _stop_after(calls: int) -> Callable[..., None]:
 
 
 @pytest.mark.usefixtures("no_leftovers")
-@pytest.mark.parametrize("after", [20, 60, 100])
+@pytest.mark.parametrize("after", [60, *(pytest.param(each, marks=pytest.mark.slow) for each in (20, 100))])
 def test_a_build_that_was_cut_off_does_no_task_twice(
     inputs: Path, expected: Any, tmp_path: Path, after: int
 ) -> None:
@@ -176,6 +176,7 @@ def _homogeneous(table: ArrayTable) -> GraphTables:
 
 
 @pytest.mark.usefixtures("no_leftovers")
+@pytest.mark.some(1)
 @pytest.mark.parametrize("nodes", [1, 100, 777])
 def test_rows_that_come_in_order_are_copied_by_partition(tmp_path: Path, nodes: int) -> None:
     columns = {"x": np.arange(nodes * 3).reshape(nodes, 3), "y": np.arange(nodes) * 0.5}
@@ -226,6 +227,7 @@ def test_a_task_that_kills_every_process_ends_the_build_with_its_name(tmp_path: 
 
 
 @pytest.mark.usefixtures("no_leftovers")
+@pytest.mark.some(1)
 @pytest.mark.parametrize("wrong", ["unknown node", "missing value", "weight"])
 def test_a_bad_row_in_the_last_file_gives_the_same_error(tmp_path: Path, wrong: str) -> None:
     inputs = tmp_path / "inputs"

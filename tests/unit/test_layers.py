@@ -6,6 +6,7 @@ import ast
 import json
 import subprocess
 import sys
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -116,8 +117,13 @@ def modules(package: str) -> Iterator[tuple[str, Path]]:
         yield ".".join(part for part in parts if part != "__init__"), path
 
 
-def imports(path: Path) -> Iterator[Import]:
-    """Yield every import of a module of ours in a file, those for type checkers included."""
+@cache
+def imports(path: Path) -> list[Import]:
+    """Return every import of a module of ours in a file, those for type checkers included."""
+    return list(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[Import]:
     for node, lazy in _nodes(ast.parse(path.read_text()), lazy=False):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: relative import"

@@ -83,7 +83,7 @@ def check_output(out: Any, batch: Any, built: Built) -> None:
 # The same batches as this library's own loaders
 
 
-@pytest.mark.some(20)
+@pytest.mark.some(8)
 @pytest.mark.parametrize("disjoint", [False, True])
 def test_nodes_are_sampled_as_by_the_own_loader(built: Built, disjoint: bool) -> None:
     kind = seed_type(built)
@@ -118,7 +118,7 @@ NEGATIVES = {
 }
 
 
-@pytest.mark.some(40)
+@pytest.mark.some(12)
 @pytest.mark.parametrize(
     ("negatives", "disjoint"), [("none", True), ("binary", False), ("triplet", False), ("triplets", True)]
 )
@@ -224,7 +224,7 @@ def check_rows(batch: Any, built: Built) -> None:
             assert torch.equal(of_batch[store.edge_index[place]], node_ids(built, node_type)[ends[place]])
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(2)
 def test_a_model_trains_with_node_loader(built: Built) -> None:
     nodes = torch.arange(0, 48)
     with GiglSampler(built.dataset, FANOUTS, seed=SEED, with_edge=True) as sampler:
@@ -250,6 +250,7 @@ def test_a_model_trains_with_node_loader(built: Built) -> None:
         assert torch.equal(torch.cat(seen).sort().values, torch.arange(48))
 
 
+@pytest.mark.some(3)
 def test_a_model_trains_with_link_loader(built: Built) -> None:
     kind = link_type(built)
     links = built.edge_index(kind)[:, :50]
