@@ -30,6 +30,9 @@ from tests.support.pyg_graphs import graph_of, homogeneous, same_batch
 if TYPE_CHECKING:
     from pathlib import Path
 
+# Forking a process with threads (those of torch) is what somebody who asks for fork gets.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
+
 MODULE = "tests.support.user_samplers"
 HALVED = f"{MODULE}:Halved"
 WRONG = f"{MODULE}:Wrong"
@@ -37,6 +40,7 @@ OPTIONS: dict[str, Any] = {"batch_size": 16, "shuffle": True, "seed": 5, "device
 
 
 def _loader(dataset: Any, nodes: Any = None, sampler: Any = None, **options: Any) -> DistNeighborLoader:
+    options.setdefault("multiprocessing_context", "fork")  # Cheap: how workers start is not the point here.
     chosen = CustomSamplerOptions(HALVED, fanout=6, keep=0.7) if sampler is None else sampler
     return DistNeighborLoader(dataset, None, nodes, sampler_options=chosen, **{**OPTIONS, **options})
 
@@ -196,6 +200,7 @@ def test_servers_import_only_what_is_allowed(tmp_path: Path) -> None:
 
 
 def _links(dataset: Any, negatives: Any, links: Any = None, **options: Any) -> DistLinkNeighborLoader:
+    options.setdefault("multiprocessing_context", "fork")
     return DistLinkNeighborLoader(dataset, [2], links, neg_sampling=negatives, **{**OPTIONS, **options})
 
 

@@ -91,6 +91,7 @@ def test_a_wrong_token(fork_server: ForkServer, graph: Path, tmp_path: Path) -> 
     assert not any(word["token"] in rank.errors for word in tokens for rank in ended)
 
 
+@pytest.mark.slow
 def test_no_process_group(fork_server: ForkServer, graph: Path, tmp_path: Path) -> None:
     ended = outcome(fork_server, graph, tmp_path, by_rank=[{"join": False}, {"join": False}])
     check(ended, *["ValueError: .*partition.* process group.*init_process_group"] * 2)

@@ -493,14 +493,10 @@ KINDS = {
 class Stored:
     """A graph in three partitions, and the servers that hold it."""
 
-    path: Path
+    dataset: DistDataset = field(repr=False)
     address: str
     data: Any = field(repr=False)
     hetero: bool
-
-    @property
-    def dataset(self) -> DistDataset:
-        return DistDataset.open(self.path)
 
 
 def _loader(dataset: Any, stored: Stored, kind: Kind, **options: Any) -> Any:
@@ -522,7 +518,7 @@ def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     # One server asks others for neighbours, the others for features alone.
     special = {rank: {"topology": "all"} for rank in (1, 2)}
     with servers_of(path, 3, allow_samplers=(HALVED, HARD), special=special) as servers:
-        yield Stored(path, addresses_of(servers)[0], data, hetero)
+        yield Stored(DistDataset.open(path), addresses_of(servers)[0], data, hetero)
 
 
 @pytest.fixture(scope="module", params=KINDS)

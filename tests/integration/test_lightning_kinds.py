@@ -106,32 +106,30 @@ def left_early(
     return model.trained, Path(saved.best_model_path)
 
 
-@pytest.mark.parametrize("given", ["loader", "module"])
+GIVEN = ("loader", "module")
+LEFT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "steps": ({}, {"max_steps": LEFT_AT}),
+    "an epoch": ({}, {"max_steps": BATCHES}),
+    "second epoch": ({}, {"max_steps": BATCHES + 4}),
+    "stopped": ({"stops_at": LEFT_AT}, {}),
+    "accumulated": ({}, {"max_steps": 2, "accumulate_grad_batches": 4}),
+    "validated between": ({}, {"max_steps": LEFT_AT, "val_check_interval": 3}),
+    "limited": ({}, {"max_steps": LEFT_AT, "limit_train_batches": 9}),
+    "a limited epoch": ({}, {"max_steps": 9, "limit_train_batches": 9}),
+    "estimated": ({"asks_for_steps": True}, {"max_steps": LEFT_AT}),
+    "estimated at an end": ({"asks_for_steps": True}, {"max_steps": BATCHES}),
+}
+"""Options of the model, and limits of the trainer. In the fast tests each is given in one of the two ways."""
+
+
 @pytest.mark.parametrize(
-    ("options", "limits"),
+    ("given", "options", "limits"),
     [
-        ({}, {"max_steps": LEFT_AT}),
-        ({}, {"max_steps": BATCHES}),
-        ({}, {"max_steps": BATCHES + 4}),
-        ({"stops_at": LEFT_AT}, {}),
-        ({}, {"max_steps": 2, "accumulate_grad_batches": 4}),
-        ({}, {"max_steps": LEFT_AT, "val_check_interval": 3}),
-        ({}, {"max_steps": LEFT_AT, "limit_train_batches": 9}),
-        ({}, {"max_steps": 9, "limit_train_batches": 9}),
-        ({"asks_for_steps": True}, {"max_steps": LEFT_AT}),
-        ({"asks_for_steps": True}, {"max_steps": BATCHES}),
-    ],
-    ids=[
-        "steps",
-        "an epoch",
-        "second epoch",
-        "stopped",
-        "accumulated",
-        "validated between",
-        "limited",
-        "a limited epoch",
-        "estimated",
-        "estimated at an end",
+        pytest.param(
+            given, *case, id=f"{name}-{given}", marks=[] if number % 2 == way else [pytest.mark.slow]
+        )
+        for number, (name, case) in enumerate(LEFT.items())
+        for way, given in enumerate(GIVEN)
     ],
 )
 def test_an_epoch_that_was_left_goes_on(
@@ -153,7 +151,8 @@ def test_an_epoch_that_was_left_goes_on(
     assert "aside" not in caplog.text
 
 
-@pytest.mark.parametrize("given", ["loader", "module"])
+@pytest.mark.some(2)
+@pytest.mark.parametrize("given", GIVEN)
 @pytest.mark.parametrize("validated", [0, 1.0])
 def test_steps_go_on_after_the_end_of_an_epoch(given: str, validated: float, tmp_path: Path) -> None:
     """With ``max_steps``, Lightning alone goes on in an epoch that has ended."""
@@ -177,7 +176,8 @@ def test_a_checkpoint_of_the_start_of_an_epoch_goes_on(tmp_path: Path) -> None:
         assert resumed.trained == undisturbed("loader", 2).trained[epoch * BATCHES :]
 
 
-@pytest.mark.parametrize("given", ["loader", "module"])
+@pytest.mark.some(2)
+@pytest.mark.parametrize("given", GIVEN)
 @pytest.mark.parametrize("fails_at", [LEFT_AT, BATCHES - 1])
 def test_a_batch_whose_step_failed_comes_again(given: str, fails_at: int, tmp_path: Path) -> None:
     failed, resumed = Model(fails_at=fails_at), Model()
@@ -188,7 +188,7 @@ def test_a_batch_whose_step_failed_comes_again(given: str, fails_at: int, tmp_pa
     assert [*failed.trained, *resumed.trained] == undisturbed(given, 2).trained
 
 
-@pytest.mark.parametrize("given", ["loader", "module"])
+@pytest.mark.parametrize("given", GIVEN)
 def test_overfitting_has_the_same_batches_in_every_epoch(given: str) -> None:
     model = Model()
     fit(model, given, max_epochs=3, overfit_batches=2, enable_checkpointing=False)

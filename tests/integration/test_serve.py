@@ -223,6 +223,7 @@ def _flip(file: Path) -> None:
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("verify", ["lazy", "full"])
 def test_a_server_of_a_damaged_graph_does_not_become_ready(graph: Path, tmp_path: Path, verify: str) -> None:
     damaged = Path(shutil.copytree(graph, tmp_path / "graph"))
@@ -415,6 +416,7 @@ def test_nobody_without_its_token_asks_a_local_cluster(graph: Path) -> None:
     assert not os.path.exists(token_file)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_servers_end_with_the_command_that_started_them(graph: Path, number: signal.Signals) -> None:
     with started("local-cluster", str(graph), "--servers", "1", stdout=subprocess.PIPE) as process:

@@ -71,7 +71,7 @@ def opened(
     return stack.enter_context(DistNeighborLoader(dataset, FANOUT, "train", **settings))
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("cluster", ["own", "all"], indirect=True)
 @pytest.mark.parametrize(("transport", "rows", "options"), [*WAYS, *CACHED_WAYS])
 def test_servers_killed_and_started_again_go_unnoticed(

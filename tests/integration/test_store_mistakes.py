@@ -90,20 +90,6 @@ def test_a_partition_that_two_serve(graph: Path) -> None:
             assert wait_until(lambda: members() == 3, seconds=DEADLINE)
 
 
-def test_servers_of_two_versions(fork_server: ForkServer, graph: Path, tmp_path: Path) -> None:
-    with first_server(graph) as first:
-        address = first.endpoint.control_address
-        serve = [str(graph), "--listen", "127.0.0.1:0", "--partition", "1", "--peer", address]
-        arguments = {"serve": serve, "wire_version": 99}
-        with Ranks(fork_server, PROGRAM, [HERE], tmp_path, arguments=arguments) as ranks:
-            (ended,) = ranks.finish(seconds=DEADLINE)
-        assert not first.ready
-    assert ended.status == 1
-    last = ended.errors.splitlines()[-1]
-    versions = f"wire version is {WIRE_VERSION}; here it is 99"
-    assert re.search(rf"storage server at {address} runs gigl-loader .* {versions}", last)
-
-
 def test_a_trainer_of_another_version(fork_server: ForkServer, graph: Path, tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     arguments = {"serve": [str(graph), "--listen", address], "wire_version": 99}

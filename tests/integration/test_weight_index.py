@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import numpy as np
@@ -90,6 +91,7 @@ def test_a_value_that_is_no_weight_is_refused_with_its_place(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("no_leftovers")
+@pytest.mark.some(1)
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_nothing(tmp_path: Path, kind: signal.Signals) -> None:
     path = tmp_path / "graph"
@@ -104,6 +106,7 @@ def test_a_signal_leaves_nothing(tmp_path: Path, kind: signal.Signals) -> None:
     try:
         while not list(path.glob("part-*/weights/*/w.safetensors")):
             assert child.poll() is None, "the index was done before it could be interrupted"
+            time.sleep(0.005)
         os.kill(child.pid, kind)
         _, errors = child.communicate(timeout=30)
     finally:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -370,6 +371,7 @@ def test_a_signal_leaves_nothing_or_what_a_resumed_build_needs(
     try:
         while not any(path.name.startswith(".graph") and any(path.iterdir()) for path in tmp_path.iterdir()):
             assert child.poll() is None, "the build ended before it could be interrupted"
+            time.sleep(0.005)
         os.kill(child.pid, kind)
         _, errors = child.communicate(timeout=30)
     finally:

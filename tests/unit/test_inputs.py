@@ -136,6 +136,7 @@ def test_ranks_that_share_nothing_get_no_batch_and_one_warning(
     assert caplog.text.count("none: the input has no seed of node type 'tag'") == 1
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_hosts_that_share_nothing_get_no_batch(graph: Path, num_workers: int) -> None:
     def program(group: Any) -> list[Any]:

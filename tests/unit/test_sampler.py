@@ -93,7 +93,7 @@ def test_a_batch_is_that_of_a_loader(dataset: Any) -> None:
 
 def test_many_threads_get_what_one_gets(dataset: Any) -> None:
     """Several at the same time, more than there are sources."""
-    ids = range(8 * 20)
+    ids = range(8 * 6)
     with dataset.sampler(FANOUTS, seed=3, concurrency=3) as sampler, ThreadPoolExecutor(8) as threads:
         expected = [sampler.sample(seeds_of(each)) for each in ids]
         found = list(threads.map(lambda each: sampler.sample(seeds_of(each)), ids))

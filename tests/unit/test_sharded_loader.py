@@ -214,6 +214,7 @@ class _Broken(DistDataset):
 # State
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("even_batches", [True, False])
 @pytest.mark.parametrize("stop_after", [0, 1, 3])
 def test_a_state_in_mid_epoch_gives_the_batches_not_yet_seen(stop_after: int, even_batches: bool) -> None:

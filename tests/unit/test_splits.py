@@ -66,6 +66,7 @@ def sampled_edges(dataset: DistDataset) -> list[int]:
         return sorted(batch.e_id.tolist())
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("edge_dir", ["in", "out"])
 @pytest.mark.parametrize(("parts", "assigner"), [("1", "range"), ("3", "hash")])
 @pytest.mark.parametrize("held_out", [False, True])
