@@ -9,6 +9,7 @@ rank become its children, so that whoever asks sees them. All end when its input
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -108,6 +109,7 @@ def main() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     for module in sys.argv[1:]:
         import_module(module)
+    gc.freeze()  # Garbage collections of ranks copy no page of what was imported.
     assert len(os.listdir("/proc/self/task")) == 1, "threads are lost by a fork"
     _say({"pid": os.getpid()})
     for line in sys.stdin:
