@@ -103,6 +103,7 @@ SLOW = [
 ]
 
 
+@pytest.mark.some(4)
 @pytest.mark.usefixtures("no_leftovers")
 @pytest.mark.parametrize(
     "case", [*FAST, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)], ids=str

@@ -42,7 +42,7 @@ def _first(dataset: Any, *arguments: Any, **options: Any) -> Any:
         return next(iter(loader))
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.data())
 def test_batches_are_those_of_the_oracle(data: st.DataObject) -> None:
     counts = {"a": data.draw(st.integers(1, 10)), "b": data.draw(st.integers(1, 8))}

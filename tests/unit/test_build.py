@@ -34,7 +34,7 @@ options = st.fixed_dictionaries(
 )
 
 
-@_SETTINGS
+@settings(max_examples=60)
 @given(plain_graphs(), options)
 def test_a_built_graph_is_the_graph_of_its_tables(plain: PlainGraph, chosen: dict[str, Any]) -> None:
     folder = MemoryFolder()

@@ -182,7 +182,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(cases())
 def test_any_partitioning_gives_the_bytes_of_one_partition(case: dict[str, Any]) -> None:
     """Against the oracle, and, frame by frame, against the fused sampler over a single partition."""

@@ -55,7 +55,7 @@ def walked(batch: Any) -> list[list[int]]:
     return [[-1 if node < 0 else int(batch.n_id[node]) for node in row] for row in batch.walks.tolist()]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.data())
 def test_walks_are_those_of_the_oracle(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 12))

@@ -106,6 +106,7 @@ def test_two_hosts_sample_the_batches_of_one(graph: Path, host_graphs: list[Path
     assert all(map(same_batch, together, alone[: 2 * steps]))
 
 
+@pytest.mark.some(1)
 @pytest.mark.usefixtures("no_leftovers")
 @pytest.mark.parametrize(
     ("num_workers", "cache_size"), [(0, 0), (0, "1KB"), pytest.param(1, 0, marks=pytest.mark.slow)]
@@ -162,6 +163,7 @@ def test_a_partition_may_lie_on_several_hosts(graph: Path) -> None:
     assert _values(run_ranks(3, program, hosts=["a", "b", "c"])) == [sorted(expected)] * 3
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("assigner", ["range", "hash"])
 def test_splits_come_from_everywhere_in_order(tmp_path: Path, assigner: Any) -> None:
     build_graph(tables_from_pyg(heterogeneous()), tmp_path / "g", num_partitions=2, assigner=assigner)
@@ -208,6 +210,7 @@ def test_a_rank_that_closes_first_serves_until_the_others_have_closed(host_graph
     assert second > 1
 
 
+@pytest.mark.some(1)
 @pytest.mark.usefixtures("no_leftovers")
 @pytest.mark.parametrize("memory", ["auto", "4KB"])
 def test_a_loader_that_samples_in_this_process_lets_go_of_its_peers(
@@ -261,17 +264,6 @@ def _answers(store: PartitionedStore) -> bool:
     except RuntimeError:  # Its threads have ended. What a peer cannot answer is another error.
         return False
     return True
-
-
-def test_a_dataset_of_several_hosts_refuses_to_be_pickled(host_graphs: list[Path]) -> None:
-    def program(group: RankGroup) -> None:
-        with (
-            DistDataset.open(host_graphs[group.rank], timeout=20) as dataset,
-            pytest.raises(TypeError, match="open it in each rank"),
-        ):
-            pickle.dumps(dataset)
-
-    _values(run_ranks(2, program, hosts=TWO_HOSTS))
 
 
 # Mistakes
@@ -376,10 +368,16 @@ def test_a_host_with_the_whole_graph_that_takes_no_part_is_told(
     assert str(error).endswith("pass partitions= there, or copy all partitions here")
 
 
-def test_a_closed_dataset_makes_no_batches(graph: Path, host_graphs: list[Path]) -> None:
+def test_what_a_dataset_of_several_hosts_refuses(host_graphs: list[Path]) -> None:
+    """To be pickled, to be forked with workers, and to make batches when it is closed."""
+
     def program(group: RankGroup) -> str:
-        dataset = DistDataset.open(host_graphs[group.rank], timeout=20)
-        dataset.close()
+        with DistDataset.open(host_graphs[group.rank], timeout=20) as dataset:
+            with pytest.raises(TypeError, match="open it in each rank"):
+                pickle.dumps(dataset)
+            loading: dict[str, Any] = {"sharding": "none", "multiprocessing_context": "fork"}
+            with pytest.raises(ValueError, match="do not survive a fork; use 'spawn'"):
+                DistNeighborLoader(dataset, [2], **loading)
         with pytest.raises(ValueError, match="was closed") as refusal:
             DistNeighborLoader(dataset, [2], "train", num_workers=0, sharding="none")
         return str(refusal.value)
@@ -447,16 +445,6 @@ def test_an_address_that_nobody_reaches_is_told_everywhere(graph: Path) -> None:
     for message in _messages(2, opened, graph):
         assert message.startswith("StorageUnavailable")
         assert "no.such.host.invalid" in message
-
-
-def test_a_forked_worker_is_refused_where_peers_are(host_graphs: list[Path]) -> None:
-    def program(group: RankGroup) -> None:
-        with DistDataset.open(host_graphs[group.rank], timeout=20) as dataset:
-            loading: dict[str, Any] = {"sharding": "none", "multiprocessing_context": "fork"}
-            with pytest.raises(ValueError, match="do not survive a fork; use 'spawn'"):
-                DistNeighborLoader(dataset, [2], **loading)
-
-    _values(run_ranks(2, program, hosts=TWO_HOSTS))
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("inf"), "5", None])

@@ -102,7 +102,7 @@ def _expected(batch: oracle.OracleBatch, edge_type: EdgeType, kind: str) -> list
     return list(zip(*lists, strict=True))
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(graphs(), st.sampled_from(KINDS), st.data())
 def test_batches_are_those_of_the_oracle(graph: Any, kind: str, data: st.DataObject) -> None:
     edges, counts = graph
