@@ -60,26 +60,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [each for each in items if zlib.crc32(_function(each)) % slices == wanted]
 
 
+_MANY_MODULES = 50
+_frozen_modules = 0
+"""How many there were when they were last frozen."""
+
+
 def pytest_collection_finish() -> None:
     """Keep imports out of garbage collections: 0.5 s of CPU each, and a test of leftovers has two.
 
     Tests that measure CPU time rely on it as well.
     """
+    _freeze_imports()
+
+
+@pytest.hookimpl(tryfirst=True)  # Before fixtures of the test make anything.
+def pytest_runtest_setup() -> None:
+    """Do the same after a test that imported much."""
+    if len(sys.modules) > _frozen_modules + _MANY_MODULES:
+        _freeze_imports()
+
+
+def _freeze_imports() -> None:
+    global _frozen_modules
     gc.collect()
     gc.freeze()
-
-
-@pytest.hookimpl(trylast=True)  # After the fixtures of the module have ended.
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Likewise what a module imported, and reports that pytest keeps: 0.1 s after some thousand tests."""
-    if nextitem is not None and nextitem.path != item.path:
-        gc.collect()
-        gc.freeze()
-
-
-def pytest_unconfigure() -> None:
-    """Let the interpreter collect everything at its end, where nanobind looks for leaks."""
-    gc.unfreeze()
+    _frozen_modules = len(sys.modules)
 
 
 def _function(item: pytest.Item) -> bytes:
