@@ -61,30 +61,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 _MANY_MODULES = 50
-_frozen_modules = 0
+_FROZEN_MODULES = pytest.StashKey[int]()
 """How many there were when they were last frozen."""
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Keep imports out of garbage collections: 0.5 s of CPU each, and a test of leftovers has two.
 
     Tests that measure CPU time rely on it as well.
     """
-    _freeze_imports()
+    _freeze_imports(session.config)
 
 
 @pytest.hookimpl(tryfirst=True)  # Before fixtures of the test make anything.
-def pytest_runtest_setup() -> None:
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """Do the same after a test that imported much."""
-    if len(sys.modules) > _frozen_modules + _MANY_MODULES:
-        _freeze_imports()
+    if len(sys.modules) > item.config.stash[_FROZEN_MODULES] + _MANY_MODULES:
+        _freeze_imports(item.config)
 
 
-def _freeze_imports() -> None:
-    global _frozen_modules
+def _freeze_imports(config: pytest.Config) -> None:
     gc.collect()
     gc.freeze()
-    _frozen_modules = len(sys.modules)
+    config.stash[_FROZEN_MODULES] = len(sys.modules)
 
 
 def _function(item: pytest.Item) -> bytes:
