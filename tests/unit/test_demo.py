@@ -150,6 +150,8 @@ def test_laps_add_up() -> None:
     assert min(clock.seconds.values()) >= 0
 
 
+# Forking a process with threads (those of torch) is what somebody who asks for fork gets.
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 @pytest.mark.usefixtures("no_leftovers")
 def test_the_demo_learns_and_workers_change_nothing() -> None:
     arguments = [
@@ -177,7 +179,7 @@ def test_the_demo_learns_and_workers_change_nothing() -> None:
         "cpu",
     ]
     inline = demo(*arguments, "--mode", "embedded")
-    workers = demo(*arguments, "--num-workers", "2")
+    workers = demo(*arguments, "--num-workers", "2", "--start-method", "fork")
     assert inline["num_workers"] == 0
     assert workers["num_workers"] == 2
     assert inline["test_accuracy"] == workers["test_accuracy"]

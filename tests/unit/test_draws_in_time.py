@@ -326,12 +326,15 @@ def test_a_time_beyond_int64_is_refused() -> None:
         DistDataset.from_pyg(data, time_attr="born")
 
 
+# Forking a process with threads (those of torch) is what somebody who asks for fork gets.
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_seeds_that_are_drawn_by_weight_keep_their_times(num_workers: int) -> None:
     data, born = _bipartite()
     dataset = DistDataset.from_pyg(data, time_attr="born")
     times = torch.arange(60) * 7 % 50
-    options = {**OPTIONS, "num_workers": num_workers, "seed_weights": torch.arange(60).float()}
+    options = {**OPTIONS, "num_workers": num_workers, "multiprocessing_context": "fork"}
+    options["seed_weights"] = torch.arange(60).float()
     with DistNeighborLoader(
         dataset, [3], ("user", None), batch_size=20, time_attr="born", input_time=times, **options
     ) as loader:
