@@ -96,6 +96,7 @@ def _check_same(printed: str, alone: list[dict[str, float]]) -> None:
         assert line == pytest.approx(expected, rel=1e-5 if "loss" in line else 0.02)
 
 
+@pytest.mark.slow
 def test_one_process_learns(alone: list[dict[str, float]]) -> None:
     losses = [line["loss"] for line in alone[:-1]]
     assert len(losses) == 4

@@ -83,6 +83,7 @@ def parted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made(path, num_partitions=3, edge_features=True)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("reader", [DISK, UNCACHED], ids=["disk", "uncached"])
 def test_a_loader_resumes_from_every_place_in_a_window(parted: Path, reader: dict[str, Any]) -> None:
     """Some rests are read from memory: a state fits every reader."""
@@ -174,7 +175,7 @@ def test_a_full_disk_is_none_of_our_business(expected: list[int], tmp_path: Path
             assert digests(loader) == expected[:BATCHES]
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_disk_that_fails_is_named_by_the_batches_that_want_its_rows(
     expected: list[int], tmp_path: Path, num_workers: int
 ) -> None:

@@ -68,7 +68,7 @@ def outcome(process: subprocess.Popen[str]) -> tuple[str, int, str]:
     return ("ready" if ready else "refused"), code, said[-1]
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(3)
 @pytest.mark.parametrize("files", [16, 20, 24, 28, 32, 48, 64, 256])
 def test_a_server_with_few_files_serves_or_names_the_limit(graph: Path, files: int) -> None:
     what, code, last = outcome(started(graph, nofile=files))
@@ -80,7 +80,7 @@ def test_a_server_with_few_files_serves_or_names_the_limit(graph: Path, files: i
         assert (what, code) == ("ready", 0)
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(3)
 @pytest.mark.parametrize("megabytes", [128, 256, 500, 800, 1200, 1800, 4096])
 @pytest.mark.parametrize("limit", ["as", "data"])
 def test_a_server_with_little_memory_serves_or_names_the_limit(

@@ -100,7 +100,7 @@ def fit(
     return model, {int(path.stem.removeprefix("step=")): path for path in folder.glob("*.ckpt")}
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "limit",
     [
@@ -151,6 +151,7 @@ CLASSES: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.some(1)
 @pytest.mark.usefixtures("no_leftovers")
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_stage_has_its_loader(name: str) -> None:

@@ -49,6 +49,7 @@ def _same(batches: list[Any], expected: list[Any]) -> bool:
     return len(batches) == len(expected) and all(map(same_batch, batches, expected))
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("what", ["kill", "segv", "exit"])
 def test_a_worker_that_dies_once_goes_unnoticed(what: str) -> None:
     with _loader(FaultPlan(what=what, at_batch=4)) as loader:
@@ -100,6 +101,7 @@ def test_a_worker_that_hangs_is_a_timeout_that_tells_who_and_nothing_is_lost() -
         assert _same(list(iterator), EXPECTED)
 
 
+@pytest.mark.some(2)
 @pytest.mark.usefixtures("no_leftovers")
 @pytest.mark.parametrize("what", ["kill", "raise", "sleep"])
 def test_a_loader_that_is_dropped_amid_faults_leaves_nothing(what: str) -> None:

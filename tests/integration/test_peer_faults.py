@@ -130,6 +130,7 @@ def test_a_call_that_nobody_wants_any_more_waits_no_longer(service: HostService,
     assert same(gathered(store))
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("at_chunk", [0, 5], ids=["before the call", "in mid-stream"])
 def test_a_stopped_service_is_named_in_time(
     service: HostService, monkeypatch: pytest.MonkeyPatch, at_chunk: int

@@ -135,6 +135,7 @@ HARM: dict[str, tuple[str, Callable[[Path], None]]] = {
 }
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("harm", ["features", "topology", "ids"])
 def test_damage_is_repaired_and_batches_stay_right(
     graph: Path, tmp_path: Path, expected: list[Any], harm: str, caplog: pytest.LogCaptureFixture

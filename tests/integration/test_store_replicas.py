@@ -117,6 +117,7 @@ def test_without_a_holder_the_partition_is_named_and_nothing_is_lost(
         assert seen == expected
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(("transport", "rows"), [("ring", "through"), ("flight", "direct")])
 def test_a_server_that_stands_still_is_left_to_itself(
     cluster: LocalCluster, expected: list[int], transport: str, rows: str

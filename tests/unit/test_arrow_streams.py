@@ -64,6 +64,7 @@ def _build(engine: str, out: Path) -> None:
     build_graph(tables, out, num_partitions=2, executor=LocalExecutor(2))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("engine", ["duckdb", "polars", "reader", "table"])
 def test_a_stream_gives_the_graph_of_its_rows(engine: str, tmp_path: Path) -> None:
     _elsewhere(_build, engine, tmp_path / "graph")

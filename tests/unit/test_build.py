@@ -390,6 +390,7 @@ def test_a_folder_that_is_not_empty_is_refused() -> None:
         build_graph(_with_edges(), folder)
 
 
+@pytest.mark.some(1)
 @pytest.mark.usefixtures("no_leftovers")
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, OSError])
 def test_nothing_is_left_wherever_a_build_is_interrupted(tmp_path: Path, error: type[BaseException]) -> None:

@@ -112,6 +112,7 @@ def samples(server: Served) -> bool:
         store.close()
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("request_", [ROWS, LISTS], ids=["rows", "neighbors"])
 def test_whoever_does_not_read_holds_its_share_and_no_turn(server: Served, request_: Any) -> None:
     with StalledCaller(server.endpoint.data_address, HOSTILE) as hostile:

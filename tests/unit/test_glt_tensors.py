@@ -232,6 +232,7 @@ for read, name in ((saved_tensor, "rows.pt"), (tensor_stream, "feats.pkl")):
 """
 
 
+@pytest.mark.slow
 def test_a_file_that_is_cut_off_later_is_named(tmp_path: Path) -> None:
     """A map of it ends the process, as that of a graph's file does."""
     rows = torch.arange(1 << 16)

@@ -157,6 +157,7 @@ def test_a_host_is_told_by_the_address_that_it_was_given(tmp_path: Path, checked
     assert told == [(0, "127.0.0.2")] * 2 + [(1, "127.0.0.3")] * 2
 
 
+@pytest.mark.some(1)
 @pytest.mark.usefixtures("no_leftovers")
 @pytest.mark.parametrize("after", ["told", "told all"])
 def test_who_comes_when_the_others_have_given_up_does_not_join(

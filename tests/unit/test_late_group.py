@@ -79,7 +79,7 @@ def _seen(batches: list[Any]) -> list[int]:
     "options",
     [
         {},
-        {"num_workers": 1},
+        pytest.param({"num_workers": 1}, marks=pytest.mark.slow),
         {"shuffle": False},
         {"drop_last": True},
         {"even_batches": False, "batch_size": 1},

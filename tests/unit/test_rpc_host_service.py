@@ -257,6 +257,7 @@ input()
 """
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_the_child_leaves_with_its_parent(tmp_path: Path, number: int) -> None:
     _write_graph(tmp_path / "graph")

@@ -214,7 +214,7 @@ def test_weights_of_a_mask_are_those_of_all_nodes() -> None:
     assert weights["weight"][~mask].sum() == len(mask) - 2
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_weights_that_go_wrong_fail_the_batch_and_nothing_else(num_workers: int) -> None:
     weights = ones()
     with loader_of(weights, num_workers=num_workers) as loader:

@@ -345,6 +345,7 @@ def train(loader: DistNeighborLoader, *, seconds: float) -> None:
         list(loader)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_mapped_file_that_is_overwritten_is_noticed(copy: Path, num_workers: int) -> None:
     with (
