@@ -80,6 +80,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         _freeze_imports(item.config)
 
 
+def pytest_unconfigure() -> None:
+    """Let the interpreter free all at its end: else nanobind reports leaks."""
+    gc.unfreeze()
+
+
 def _freeze_imports(config: pytest.Config) -> None:
     gc.collect()
     gc.freeze()
