@@ -92,6 +92,9 @@ class SharedTensors(Mapping[str, "Tensor"]):
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(array)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._layout.specs  # That of Mapping makes a tensor, for which it imports torch.
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._layout.specs)
 
