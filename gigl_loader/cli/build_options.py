@@ -77,6 +77,10 @@ class TableOptions:
         str | None,
         typer.Option(help="Splits whose edges are sampled, e.g. train; edges of the others only predicted."),
     ] = None
+    row_ids: Annotated[
+        list[str],
+        typer.Option(help="Node type whose ids are the row numbers, though a column looks like ids."),
+    ] = field(default_factory=list)
     rename: Annotated[list[str], typer.Option(help="[TYPE:]COLUMN=NEW, e.g. author_id=src.")] = field(
         default_factory=list
     )

@@ -41,6 +41,9 @@ def partition(
     ] = ["range"],  # noqa: B006
     engine: EngineOptions,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is a graph.")] = False,
+    allow_empty: Annotated[
+        bool, typer.Option("--allow-empty", help="Accept tables of edges of which no edge comes.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
     """Build a graph from tables.
@@ -85,6 +88,7 @@ def partition(
             assigner=chosen,
             memory_limit=engine.working_memory(),
             overwrite=overwrite,
+            allow_empty=allow_empty,
             progress=progress,
             executor=executor,
             scratch=engine.scratch,

@@ -105,12 +105,15 @@ def _text(value: object) -> str | None:
 def with_schema(options: TableOptions, tables: list[RelationalTable]) -> TableOptions:
     """Return the options with those that the tables stand for: their nodes, times and reverse edge types."""
     more: dict[str, list[str]] = {
-        name: [] for name in ("nodes", "rename", "drop", "dtypes", "encode", "one_hot", "times", "reverse")
+        name: []
+        for name in ("nodes", "rename", "drop", "dtypes", "encode", "one_hot", "times", "reverse", "row_ids")
     }
     for table in tables:
         more["nodes"] += [f"{table.name}={files}" for files in table.files]
         if table.primary_key not in (None, "id"):
             more["rename"].append(f"{table.name}:{table.primary_key}=id")
+        if table.primary_key is None:
+            more["row_ids"].append(table.name)
         if table.time is not None:
             more["times"].append(f"{table.name}:{_TIME}")
             if table.time != _TIME:

@@ -55,19 +55,25 @@ class _Scoped:
     """Column options by type. Options under ``None`` apply to every table that has such a column."""
 
     csv: CsvFormat
+    types: Mapping[str, _Key]
+    """Types of the tables, by their names in options."""
     by_type: dict[_Key | None, ColumnOptions] = field(default_factory=dict)
     csv_columns: list[tuple[_Key | None, tuple[str, ...]]] = field(default_factory=list)
 
     def add(self, option: str, value: str, kind: str) -> None:
         left, equals, right = value.partition("=")
-        scope, colon, name = left.rpartition(":")
-        key = _key(scope) if colon else None
-        found = self.by_type.get(key, ColumnOptions())
         if kind == "csv_columns":
-            self.csv_columns.append((key, tuple(name.split(","))))
-        elif kind == "drop":
+            scope, colon, names = left.rpartition(":")
+            self.csv_columns.append((_key(scope) if colon else None, tuple(names.split(","))))
+            return
+        scope, _, name = left.partition(":")
+        key = self.types.get(scope)
+        if key is None or scope == left:
+            key, name = None, left  # Names of columns may have colons.
+        found = self.by_type.get(key, ColumnOptions())
+        if kind == "drop":
             self.by_type[key] = replace(found, drop=(*found.drop, *(name + equals + right).split(",")))
-        elif not name or not right:
+        elif not right or not (name or kind == "rename"):  # An index of pandas has no name.
             raise ValueError(f"{option} {value}: write {option} [TYPE:]NAME=VALUE")
         else:
             self.by_type[key] = _with(found, kind, name, right)
@@ -97,7 +103,7 @@ class _Scoped:
     def require_used(self, keys: Iterable[_Key], columns: Iterable[str]) -> None:
         """Raise ``ValueError`` for options that apply to nothing."""
         known, names = set(keys), list(columns)
-        for key in (*self.by_type, *(scope for scope, _ in self.csv_columns)):
+        for key, _ in self.csv_columns:
             if key is not None and key not in known:
                 raise ValueError(f"no table of type {_said(key)}; given: {', '.join(map(_said, known))}")
         shared = self.by_type.get(None, ColumnOptions())
@@ -105,6 +111,11 @@ class _Scoped:
         patterns = (*shared.rename, *stacked, *shared.drop, *shared.dtypes, *shared.fill)
         if unmatched := [pattern for pattern in patterns if not _matches(pattern.strip(), names)]:
             listed = ", ".join(map(repr, dict.fromkeys(unmatched)))
+            if scopes := [pattern.partition(":")[0] for pattern in unmatched if ":" in pattern]:
+                raise ValueError(
+                    f"no table of type {scopes[0]}; given: {', '.join(map(_said, known))}; "
+                    f"and no table has a column {listed}"
+                )
             raise ValueError(f"no table has a column {listed}; columns: {', '.join(sorted(set(names)))}")
 
 
@@ -124,7 +135,8 @@ def open_tables(options: TableOptions) -> GraphTables:
     options = with_schema(options, relational)
     edges = _by_type(options.edges, "--edges")
     nodes = _by_type(options.nodes, "--nodes")
-    scoped = _Scoped(_csv_format(options))
+    types = {_said(key): key for key in (*edges, *nodes, *_labels(options.labels))}
+    scoped = _Scoped(_csv_format(options), types)
     for option, values, kind in (
         ("--rename", options.rename, "rename"),
         ("--stack", options.stack, "stack"),
@@ -150,6 +162,8 @@ def open_tables(options: TableOptions) -> GraphTables:
     for node_type, fractions in _fractions(options.split_nodes).items():
         table = node_tables.get(node_type, NodeTable())
         node_tables[node_type] = replace(table, fractions=fractions)
+    for node_type in options.row_ids:
+        node_tables[node_type] = _with_row_ids(node_tables, node_type)
     tables = GraphTables(
         edges={
             **{key: table for key, table in edge_tables.items() if isinstance(key, tuple)},
@@ -371,6 +385,19 @@ def _node_table(key: _Key, specs: Sequence[str], scoped: _Scoped, seen: list[str
     if len(specs) == 1 and specs[0].isdigit():
         return NodeTable(count=int(specs[0]))
     return NodeTable(_open(key, specs, "nodes", scoped, seen))
+
+
+def _with_row_ids(tables: Mapping[_Key, NodeTable], node_type: NodeType) -> NodeTable:
+    """Return the nodes of a type, of which no column may be taken for ids."""
+    rows = tables.get(node_type, NodeTable()).rows
+    if rows is None or "id" in rows.columns:
+        what = (
+            "no table of nodes of this type"
+            if rows is None
+            else f"{rows.name} has a column 'id' (in a schema file, primary_key: id)"
+        )
+        raise ValueError(f"--row-ids {node_type}: {what}")
+    return replace(tables[node_type], row_ids=True)
 
 
 def _by_type(values: Sequence[str], option: str) -> dict[_Key, list[str]]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from gigl_loader.errors import FormatError
 from gigl_loader.graph.folder import Folder
 from gigl_loader.graph.ids import Directory
 from gigl_loader.graph.manifest import MANIFEST_NAME, Manifest, version_for
@@ -28,9 +29,15 @@ from gigl_loader.partition.steps.quantized_table import quantize_columns
 from gigl_loader.partition.steps.relations import read_relations, reverses_of
 from gigl_loader.partition.steps.splits import hold_out_edges
 from gigl_loader.partition.steps.text_ids import number_text_ids
-from gigl_loader.partition.steps.unknown_ids import add_unknown_nodes, directories_of, unknown_ids
+from gigl_loader.partition.steps.unknown_ids import (
+    add_unknown_nodes,
+    directories_of,
+    unknown_ids,
+    unknown_refused,
+)
 from gigl_loader.partition.steps.vocabularies import encode_columns
-from gigl_loader.partition.table import GraphTables, OptionsNeeded, of_relation
+from gigl_loader.partition.table import ArrayTable, GraphTables, of_relation
+from gigl_loader.partition.views import reader_of
 
 if TYPE_CHECKING:
     from gigl_loader.graph.ids import TextIds
@@ -52,6 +59,7 @@ def build_graph(
     assigner: AnyAssigner = "range",
     memory_limit: int | None = None,
     overwrite: bool = False,
+    allow_empty: bool = False,
     progress: Progress | None = None,
     executor: Executor | None = None,
     scratch: str | os.PathLike[str] | None = None,
@@ -67,7 +75,8 @@ def build_graph(
     available); it changes the time taken, never the result. ``progress`` is called with a step's name, its
     rows done and its rows in all. Raises ``FormatError`` for tables that break a rule, naming file, column
     and row, and ``ValueError`` for arguments that make no sense. ``overwrite`` replaces a graph
-    at ``out``, and nothing else.
+    at ``out``, and nothing else. Without ``allow_empty``, tables of edges that give no edge are refused,
+    but for arrays without a row.
 
     ``executor`` does the tasks of the build in other processes: ``LocalExecutor`` or ``RayExecutor``. Without
     one, this process does them. It never changes the result. ``scratch`` is a directory where finished tasks
@@ -110,7 +119,7 @@ def build_graph(
             progress=progress,
         ) as job:
             try:
-                schema = _build(job, tables, chosen)
+                schema = _build(job, tables, chosen, allow_empty=allow_empty)
             except MissingValues as error:
                 raise missing_anywhere(tables, error) from None
         if isinstance(site.folder, OutputFolder):
@@ -120,15 +129,26 @@ def build_graph(
     return schema
 
 
-def _build(job: Job, given: GraphTables, assigner: Assigner | GraphAssigner) -> GraphSchema:
+def _build(
+    job: Job, given: GraphTables, assigner: Assigner | GraphAssigner, *, allow_empty: bool
+) -> GraphSchema:
     encoded, vocabularies = encode_columns(job, given)
     numbered, texts = number_text_ids(job, encoded)
     try:
         tables = _with_known_ids(job, given, numbered, texts)
-        return _write_graph(job, tables, assigner, given=given, texts=texts, vocabularies=vocabularies)
+        return _write_graph(
+            job,
+            tables,
+            assigner,
+            given=given,
+            texts=texts,
+            vocabularies=vocabularies,
+            allow_empty=allow_empty,
+        )
     except UnknownIds as error:
-        lines = unknown_ids(given, texts, directories_of(job, numbered))
-        raise OptionsNeeded(lines or [str(error)], ["--unknown-ids", "drop"]) from error
+        if found := unknown_ids(given, texts, directories_of(job, numbered)):
+            raise unknown_refused(given, found) from error
+        raise
 
 
 def _with_known_ids(
@@ -140,8 +160,8 @@ def _with_known_ids(
     known = directories_of(job, numbered)
     tables = add_unknown_nodes(job, numbered, known)
     if any(each.added for each in tables.nodes.values()):
-        for line in unknown_ids(given, texts, known):
-            logger.warning("added as nodes: %s", line)
+        for each in unknown_ids(given, texts, known):
+            logger.warning("added as nodes: %s", each.line)
     return tables
 
 
@@ -153,6 +173,7 @@ def _write_graph(
     given: GraphTables,
     texts: Mapping[NodeType, TextIds],
     vocabularies: Vocabularies,
+    allow_empty: bool,
 ) -> GraphSchema:
     relations = read_relations(job, numbered)
     tables = quantize_columns(job, hold_out_edges(job, numbered))
@@ -188,6 +209,8 @@ def _write_graph(
             for weight in schema.edges[edge_type].weights:
                 index_timed_weights(job, schema, edge_type, time, weight)
     _tell_left_out(job, given, texts, directories)
+    if given.edges and not allow_empty:
+        _require_edges(job, given, {**labels, **edges})
     manifest = Manifest(schema, {"assigner": assigner.name}, job.files, version_for(schema))
     data = manifest.to_bytes()
     sink = job.folder.create(MANIFEST_NAME, len(data))
@@ -247,6 +270,22 @@ def _types_of(kind: EdgeType, relations: Mapping[EdgeType, Sequence[str]]) -> li
     return [of_relation(kind, text) for text in relations[kind]] if kind in relations else [kind]
 
 
+def _require_edges(job: Job, given: GraphTables, lists: Mapping[EdgeType, EdgeSchema]) -> None:
+    """Raise ``FormatError`` unless there is an edge, in batches or held out. Arrays may have no rows."""
+    meant = all(
+        isinstance(reader_of(table), ArrayTable) and not table.num_rows for table in given.edges.values()
+    )
+    if meant or any(each.count for kind, each in lists.items() if kind not in given.labels):
+        return
+    rows = sum(table.num_rows for table in given.edges.values())
+    names = ", ".join(table.name for table in given.edges.values())
+    why = [f"{n:,} {reason}" for each in job.runner.totals.left_out.values() for reason, n in each.items()]
+    left_out = f" (left out: {', '.join(why)})" if why else ""
+    raise FormatError(
+        f"no edge comes of the {rows:,} rows of {names}{left_out}; --allow-empty builds a graph without edges"
+    )
+
+
 def _tell_left_out(
     job: Job,
     given: GraphTables,
@@ -258,5 +297,5 @@ def _tell_left_out(
     for what, reasons in left_out.items():
         logger.warning("%s: left out %s", what, ", ".join(f"{n:,} {why}" for why, n in reasons.items()))
     if any("unknown ids" in reasons for reasons in left_out.values()):
-        for line in unknown_ids(given, texts, directories):
-            logger.warning("left out: %s", line)
+        for each in unknown_ids(given, texts, directories):
+            logger.warning("left out: %s", each.line)

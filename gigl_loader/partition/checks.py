@@ -11,6 +11,7 @@ import numpy as np
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.column_names import check_column_names, reserved_names
 from gigl_loader.graph.schema import Column, EdgeType, NodeType
+from gigl_loader.partition.likely_ids import are_integers, likely_ids, words_in
 from gigl_loader.partition.readers import TEXT, Kind, Table
 from gigl_loader.partition.steps.ids import require_integers
 from gigl_loader.partition.steps.text_ids import IdColumn, are_texts, id_columns
@@ -25,7 +26,6 @@ from gigl_loader.partition.table import (
     unkept_columns,
 )
 from gigl_loader.partition.views import reader_of, source_of
-from gigl_loader.tensors import STORAGE_DTYPES
 
 _END_WORDS: Mapping[str, frozenset[str]] = {
     "src": frozenset({"src", "source", "from", "head", "subject", "start"}),
@@ -132,6 +132,22 @@ def _find_missing_ends(tables: GraphTables, faults: _Faults) -> None:
             faults.renamed[node_type] = {likely_id}
             old = source_of(entry.rows, likely_id)
             faults.options += ["--rename", option_for(tables, node_type, f"{old}=id")]
+        elif node_type not in faults.texts:
+            _find_ids_by_another_name(tables, node_type, entry.rows, faults)
+
+
+def _find_ids_by_another_name(tables: GraphTables, node_type: NodeType, rows: Table, faults: _Faults) -> None:
+    """Add a table whose rows would be numbered although a column looks like ids."""
+    if (found := likely_ids(tables, node_type)) is None:
+        return
+    faults.problems.append(
+        f"{rows.name}: no column 'id', and {found.source!r} looks like the ids"
+        + ("" if found.usable else ", but has values twice, or decimal numbers")
+        + f"; if edges name its rows by number, add --row-ids {node_type}"
+    )
+    faults.renamed[node_type] = {found.name}
+    faults.hopeless |= not found.usable
+    faults.options += ["--rename", option_for(tables, node_type, f"{found.source}=id", typed=True)]
 
 
 def _find_no_header(faults: _Faults, kind: NodeType | EdgeType, table: Table, first_line: str) -> None:
@@ -159,7 +175,7 @@ def _likely_id(node_type: NodeType, table: Table) -> str | None:
     """Return the column of texts that may be the ids, by its name, else the first."""
     texts = [name for name, held in table.columns.items() if held == TEXT and name not in NODE_ROLES]
     words = {"id", "name", "key", "code", node_type.lower()}
-    return next((name for name in texts if words & _words_in(name)), next(iter(texts), None))
+    return next((name for name in texts if words & words_in(name)), next(iter(texts), None))
 
 
 def _edge_columns(roles: Sequence[str], reader: Table) -> dict[str, Kind]:
@@ -183,23 +199,19 @@ def _likely_ends(kind: EdgeType, table: Table, missing: Sequence[str]) -> dict[s
                 words = {*_END_WORDS[end]} | (
                     {kind[0 if end == "src" else 2].lower()} if kind[0] != kind[2] else set()
                 )
-                fitting = [name for name in free if not by_name or words & _words_in(name)]
+                fitting = [name for name in free if not by_name or words & words_in(name)]
             else:
-                words = {*_RELATION_WORDS, *_words_in(end)}
+                words = {*_RELATION_WORDS, *words_in(end)}
                 texts = [name for name in free if table.columns[name] == TEXT]
-                fitting = [name for name in texts if not by_name or words & _words_in(name)]
+                fitting = [name for name in texts if not by_name or words & words_in(name)]
             if fitting and end not in found.values():
                 found[fitting[0]] = end
                 free.remove(fitting[0])
     return found if len(found) == len(missing) else {}
 
 
-def _words_in(name: str) -> set[str]:
-    return set(re.split(r"[\W_]+", name.lower()))
-
-
 def _may_be_ids(kind: Kind) -> bool:
-    return kind == TEXT or _are_integers(kind)
+    return kind == TEXT or are_integers(kind)
 
 
 def _find_strange_ids(tables: GraphTables, faults: _Faults) -> None:
@@ -237,7 +249,7 @@ def _add_strange(faults: _Faults, problem: str, columns: Sequence[IdColumn], *, 
     """Add a fault of ids, with the options that make texts, or whole numbers, of all columns of the ids."""
     faults.problems.append(problem)
     for each in columns:
-        integers = _are_integers(each.kind)
+        integers = are_integers(each.kind)
         if each.kind == TEXT or (integers and not to_text):
             continue
         is_csv = _is_csv(each.table)  # Its decimal numbers are read as texts, and not as integers.
@@ -250,11 +262,6 @@ def _add_strange(faults: _Faults, problem: str, columns: Sequence[IdColumn], *, 
 
 def _is_csv(table: Table) -> bool:
     return hasattr(reader_of(table), "header")
-
-
-def _are_integers(kind: Kind | None) -> bool:
-    is_one = isinstance(kind, Column) and not kind.shape and kind.unit is None and kind.dtype != "BF16"
-    return is_one and isinstance(kind, Column) and STORAGE_DTYPES[kind.dtype].kind in "iu"
 
 
 def _is_whole(column: IdColumn) -> bool:

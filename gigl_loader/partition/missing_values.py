@@ -11,7 +11,7 @@ import numpy as np
 from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column, EdgeType, NodeType
-from gigl_loader.partition.readers import Table
+from gigl_loader.partition.readers import Kind, Table
 from gigl_loader.partition.stage import numbered
 from gigl_loader.partition.table import GraphTables, OptionsNeeded, option_for
 from gigl_loader.partition.views import TableView
@@ -24,8 +24,14 @@ _OF_IDS = " (ids cannot be filled)"
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
-Cure = Literal["fill", "drop"]
-"""What helps a column of which values are missing: the mean of the others, or to leave it out."""
+Cure = tuple[Literal["fill", "drop"], str]
+"""Option that helps a column of which values are missing, and its value without a type, as ``age=mean``."""
+
+
+def missing_label(kind: Kind) -> str | None:
+    """Return the value of labels that are missing: -1, of decimal numbers NaN. ``None``: there is none."""
+    held = STORAGE_DTYPES[kind.dtype].kind if isinstance(kind, Column) and kind.unit is None else ""
+    return {"i": "-1", "f": "nan"}.get(held)
 
 
 class MissingValues(OptionsNeeded):
@@ -35,7 +41,8 @@ class MissingValues(OptionsNeeded):
         self, places: Sequence[str], cures: Mapping[str, Cure] | None = None, options: Sequence[str] = ()
     ) -> None:
         """``cures``: by column of the table that was read. ``options``: for all tables."""
-        cure = "Fill them (--fill COLUMN=VALUE or COLUMN=mean), or leave the column out (--drop COLUMN)"
+        fill = "--fill COLUMN=VALUE, of features also COLUMN=mean"
+        cure = f"Fill them ({fill}), or leave the column out (--drop COLUMN)"
         if all(place.endswith(_OF_IDS) for place in places):
             cure = "Mend the table, or leave these rows out of it"
         super().__init__([f"values are missing: {'; '.join(places)}. {cure}"], options)
@@ -47,13 +54,14 @@ def missing_anywhere(tables: GraphTables, first: MissingValues) -> MissingValues
     """Return the report of ``first`` together with those of all tables, which are read to their ends."""
     places = dict.fromkeys(first.places)
     options: dict[str, str] = {}
+    curable = True
     for kind, table in _all_tables(tables):
         found = _missing_in(table)
         places.update(dict.fromkeys(found.places if found else ()))
-        for name, cure in found.cures.items() if found else ():
-            value = f"{name}=mean" if cure == "fill" else name
+        for cure, value in found.cures.values() if found else ():
             options[option_for(tables, kind, value, typed=cure == "drop")] = f"--{cure}"
-    if any(place.endswith(_OF_IDS) for place in places):
+        curable &= found is None or len(found.cures) == len(found.places)
+    if not curable:
         options = {}
     return MissingValues(
         list(places), options=[each for value, name in options.items() for each in (name, value)]
@@ -85,14 +93,20 @@ class FilledTable(TableView):
     """
 
     def __init__(
-        self, table: Table, fills: Mapping[str, str], *, used: Iterable[str], ids: Collection[str] = ()
+        self,
+        table: Table,
+        fills: Mapping[str, str],
+        *,
+        used: Iterable[str],
+        ids: Collection[str] = (),
+        labels: Collection[str] = (),
     ) -> None:
         """``fills`` gives a number, a date or ``mean`` by column. ``used`` are the columns that are read, of
-        which ``ids`` cannot be filled."""
+        which ``ids`` cannot be filled, and ``labels`` should not have a mean."""
         super().__init__(table)
         self._whole = self
         self._used = list(used)
-        self._ids = ids
+        self._ids, self._labels = ids, labels
         self._fills = dict(fills)
         self._values = {
             name: _parsed(table, name, text) for name, text in fills.items() if text.lower() != "mean"
@@ -144,12 +158,15 @@ class FilledTable(TableView):
                     found += (row + np.flatnonzero(mask)[: _SHOWN - len(found)]).tolist()
         places = [self._said(name, rows, counts[name]) for name, rows in missing.items()]
         cures = {name: self._cure(name, counts[name]) for name in missing if name not in self._ids}
-        return MissingValues(places, cures)
+        return MissingValues(places, {name: cure for name, cure in cures.items() if cure is not None})
 
-    def _cure(self, name: str, count: int) -> Cure:
+    def _cure(self, name: str, count: int) -> Cure | None:
         kind = self.columns[name]
+        if name in self._labels and count < self.num_rows:
+            value = missing_label(kind)
+            return None if value is None else ("fill", f"{name}={value}")
         has_mean = isinstance(kind, Column) and kind.dtype != "BOOL" and kind.unit is None
-        return "fill" if has_mean and count < self.num_rows else "drop"
+        return ("fill", f"{name}=mean") if has_mean and count < self.num_rows else ("drop", name)
 
     def _said(self, name: str, rows: Sequence[int], count: int) -> str:
         more = f" and {count - len(rows):,} more" if count > len(rows) else ""

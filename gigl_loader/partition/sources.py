@@ -142,7 +142,10 @@ def name_columns(table: Table, *, role: Role, options: ColumnOptions) -> Table:
     )
     used = [source for each in projections.values() for source in each.sources]
     ids = [source for new in _ID_ROLES & projections.keys() for source in projections[new].sources]
-    filled = FilledTable(table, _fills(table, projections, options), used=used, ids=ids)
+    label = projections.get("y" if role == "nodes" else "label")
+    labels = label.sources if label is not None else ()
+    fills = _fills(table, projections, options)
+    filled = FilledTable(table, fills, used=used, ids=ids, labels=labels)
     same = projections == {name: Projection((name,)) for name in table.columns}
     named = filled if same else ProjectedTable(filled, projections)
     _tell(named, [name for name in table.columns if _is_left_out(name, options)], options)

@@ -126,8 +126,8 @@ class NodeTable:
     """The nodes of one type: a table, or only their number, or neither."""
 
     rows: Table | None = None
-    """Columns of the nodes. Without a column ``id``, node ids are the row numbers. An Arrow stream will
-    do."""
+    """Columns of the nodes. Without a column ``id``, node ids are the row numbers; where a column
+    looks like ids, ``OptionsNeeded`` names it. An Arrow stream will do."""
     count: int | None = None
     """Number of nodes where there is no table: ids are 0..count-1."""
     splits: Mapping[str, Table] = field(default_factory=dict)
@@ -136,6 +136,8 @@ class NodeTable:
     """Splits by hash: the fraction of the nodes that each has. See ``gigl_loader.splits``."""
     added: int = 0
     """Nodes at the end of the table that only other tables name. Masks of splits do not have them."""
+    row_ids: bool = False
+    """Ids are the row numbers, although a column without the name ``id`` looks like ids."""
 
     def __post_init__(self) -> None:
         if self.rows is not None:

@@ -172,7 +172,7 @@ def _with_nodes(splits: dict[str, Any] | None = None, **arrays: Any) -> GraphTab
 BAD_TABLES: dict[str, tuple[Callable[[], GraphTables], str]] = {
     "unknown source": (
         lambda: _with_edges(src=[0, 7]),
-        "^the.table, column 'src', row 1: unknown node id 7 of type 'node'. Add --unknown-ids drop$",
+        "^the.table, column 'src', row 1: unknown node id 7 of type 'node'; nodes of type 'node' are 0 to 1$",
     ),
     "unknown destination": (lambda: _with_edges(dst=[-1, 7]), "column 'dst', row 0: unknown node id -1"),
     "no source": (

@@ -148,6 +148,7 @@ def import_glt(
         assigner=_BookAssigner(source.books),
         memory_limit=source.budget.total - source.held_bytes,
         overwrite=overwrite,
+        allow_empty=True,
         progress=progress,
     )
 

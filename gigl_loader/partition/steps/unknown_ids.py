@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gigl_loader.graph.ids import Directory
 from gigl_loader.graph.schema import Column
+from gigl_loader.partition.missing_values import missing_label
 from gigl_loader.partition.readers import TEXT, Kind, Table
 from gigl_loader.partition.stage import cut, first_rows, numbered, shards_of
 from gigl_loader.partition.steps.ids import named_ids, node_ids_of
@@ -47,25 +49,59 @@ def directories_of(job: Job, tables: GraphTables) -> dict[NodeType, Directory]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class UnknownColumn:
+    """A column with unknown ids."""
+
+    line: str
+    """The first place, the number of rows, ten of the ids."""
+    table: Table
+    node_type: NodeType
+    num_rows: int
+
+
 def unknown_ids(
     given: GraphTables, texts: Mapping[NodeType, TextIds], directories: Mapping[NodeType, Directory]
-) -> list[str]:
-    """Return a line for each column with unknown ids: the first place, the number of rows, ten of the ids.
+) -> list[UnknownColumn]:
+    """Return each column with unknown ids. ``given`` are the tables before texts were numbered by ``texts``.
 
-    ``given`` are the tables before texts were numbered by ``texts``. All ids are read.
+    All ids are read.
     """
-    found: dict[str, None] = {}
+    found: dict[str, UnknownColumn] = {}
     for node_type, directory in directories.items():
         for column in id_columns(given, node_type) if node_type in given.nodes else ():
             if column.table is not given.nodes[node_type].rows and not column.is_mask:
-                line = _unknown_in(column, node_type, texts.get(node_type), directory)
-                found |= {} if line is None else {line: None}
-    return list(found)
+                each = _unknown_in(column, node_type, texts.get(node_type), directory)
+                found |= {} if each is None else {each.line: each}
+    return list(found.values())
+
+
+def unknown_refused(given: GraphTables, found: Sequence[UnknownColumn]) -> OptionsNeeded:
+    """Return the refusal of unknown ids.
+
+    It proposes to leave out their rows where ids come from a table and most rows of each table remain. Other
+    ids are likely to mean something else than the nodes that are there.
+    """
+    lines = [each.line for each in found]
+    lost: Counter[int] = Counter()  # By table, of which both ends may name unknown nodes.
+    for each in found:
+        lost[id(each.table)] += each.num_rows
+    most = dict.fromkeys(each.table.name for each in found if 2 * lost[id(each.table)] > each.table.num_rows)
+    entries = {each.node_type: given.nodes[each.node_type] for each in found}
+    counted = {
+        key: each for key, each in entries.items() if each.rows is None or "id" not in each.rows.columns
+    }
+    for node_type, entry in counted.items():
+        number = (entry.count or 0) if entry.rows is None else entry.rows.num_rows
+        of = "" if entry.rows is None else f", the rows of {entry.rows.name}, which has no column 'id'"
+        lines.append(f"nodes of type {node_type!r} are 0 to {number - 1}{of}")
+    lines += [f"most rows of {name} name unknown nodes: are these other ids?" for name in most]
+    return OptionsNeeded(lines, [] if counted or most else ["--unknown-ids", "drop"])
 
 
 def _unknown_in(
     column: IdColumn, node_type: NodeType, texts: TextIds | None, directory: Directory
-) -> str | None:
+) -> UnknownColumn | None:
     count, place = 0, ""
     shown: dict[str | int, None] = {}
     for row, chunk in numbered(column.table, [column.name], _ROWS):
@@ -81,7 +117,8 @@ def _unknown_in(
     first, *rest = map(repr, shown)
     listed = ", ".join(rest[: _SHOWN - 1]) + (", ..." if len(shown) > _SHOWN else "")
     more = f" and in {count - 1:,} more rows" + (f": {listed}" if rest else "") if count > 1 else ""
-    return f"{place}: unknown node id {first} of type {node_type!r}{more}"
+    line = f"{place}: unknown node id {first} of type {node_type!r}{more}"
+    return UnknownColumn(line, column.table, node_type, count)
 
 
 def _are_unknown(values: Array, texts: TextIds | None, directory: Directory) -> BoolArray:
@@ -116,7 +153,8 @@ def _with_added(tables: GraphTables, node_type: NodeType, entry: NodeTable, adde
     blanks = {name: _blank(entry.rows, name) for name in entry.rows.columns if name != "id"}
     if bare := [name for name, blank in blanks.items() if blank is None]:
         what = f"{len(added):,} nodes are added, which have no value of {', '.join(map(repr, bare))}"
-        fills = [option_for(tables, node_type, f"{name}=0") for name in bare]
+        values = {"y": missing_label(entry.rows.columns["y"]) or "0"} if "y" in bare else {}
+        fills = [option_for(tables, node_type, f"{name}={values.get(name, 0)}") for name in bare]
         raise OptionsNeeded(
             [f"{entry.rows.name}: {what}"], [each for fill in fills for each in ("--fill", fill)]
         )
