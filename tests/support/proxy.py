@@ -152,6 +152,9 @@ class Proxy:
             self._stalled, self._refuses, self._drops = stalled, refuses, drops
             self._state.notify_all()
 
+    def _is_cut(self) -> bool:
+        return self._refuses
+
     def _now(self) -> list[_Link]:
         with self._state:
             return list(self._links)
@@ -169,7 +172,7 @@ class Proxy:
 
     def _link(self, near: socket.socket) -> None:
         try:
-            if self._refuses:
+            if self._is_cut():
                 raise ConnectionResetError
             link = _Link(near, self._connect())
         except OSError:
@@ -179,7 +182,7 @@ class Proxy:
         ends = ((link.near, link.far), (link.far, link.near))
         link.threads = [threading.Thread(target=self._carry, args=(link, *end), daemon=True) for end in ends]
         with self._state:
-            link.reset = self._refuses  # It was cut meanwhile.
+            link.reset = self._is_cut()  # Meanwhile.
             self._links.append(link)
         if link.reset:
             link.end(socket.SHUT_RD)
