@@ -82,6 +82,13 @@ def test_calls_keep_the_rules(schedule: Schedule) -> None:
     _check("rows", schedule)
 
 
+def test_a_call_is_at_another_holder_at_once_where_one_is_busy() -> None:
+    """It waits no second, after which the busy one would count as stalled."""
+    run = _check("rows", _schedule({0: BUSY}, {0: READY}))
+    assert run.outcomes
+    assert max(each.ended - each.began for each in run.outcomes) < 0.5
+
+
 # Batches of a loader
 
 BATCHES = {
