@@ -25,7 +25,7 @@ from gigl_loader.partition.table import (
     relation_column,
     unkept_columns,
 )
-from gigl_loader.partition.views import reader_of, source_of
+from gigl_loader.partition.views import is_rounded, reader_of, source_of
 
 _END_WORDS: Mapping[str, frozenset[str]] = {
     "src": frozenset({"src", "source", "from", "head", "subject", "start"}),
@@ -265,12 +265,13 @@ def _is_csv(table: Table) -> bool:
 
 
 def _is_whole(column: IdColumn) -> bool:
-    """Return whether a column holds decimal numbers that are all whole."""
+    """Return whether a column holds decimal numbers that are all whole, and none is so large that it may be
+    another, rounded."""
     kind = column.kind
     if not isinstance(kind, Column) or kind.shape or kind.dtype not in ("F32", "F64"):
         return False
     chunks = (chunk[column.name] for chunk in column.table.read([column.name], 1 << 20))
-    return all(bool((np.mod(chunk, 1) == 0).all()) for chunk in chunks)
+    return all(bool(((np.mod(chunk, 1) == 0) & ~is_rounded(chunk)).all()) for chunk in chunks)
 
 
 def _find_reserved_names(

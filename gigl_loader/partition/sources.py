@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -16,7 +17,7 @@ from gigl_loader.errors import FormatError
 from gigl_loader.graph.folder import is_uri
 from gigl_loader.graph.schema import Column
 from gigl_loader.partition.missing_values import FilledTable
-from gigl_loader.partition.readers import Table
+from gigl_loader.partition.readers import TEXT, Table
 from gigl_loader.partition.readers.npy_table import edge_index_table, npy_table
 from gigl_loader.partition.views import ProjectedTable, Projection, chain
 from gigl_loader.tensors import STORAGE_DTYPES
@@ -131,7 +132,14 @@ def open_files(specs: str | Sequence[str], *, role: Role, options: ColumnOptions
     Of the options, only what a reader must know beforehand is used: the dtypes of CSV columns.
     """
     listed = [specs] if isinstance(specs, str) else list(specs)
-    return chain([table for spec in listed for table in _open_spec(spec, role, options)])
+    tables = [table for spec in listed for table in _open_spec(spec, role, options)]
+    first = getattr(tables[0], "only_row", None) or {}
+    if options.csv.columns and len(tables) > 1 and first and set(tables[0].columns.values()) == {TEXT}:
+        raise FormatError(
+            f"{tables[0].name}: its one line, {','.join(map(str, first.values()))!r:.200}, looks like the "
+            "header of the other files: leave it out, or, if it is a row, give it last"
+        )
+    return chain(tables)
 
 
 def name_columns(table: Table, *, role: Role, options: ColumnOptions) -> Table:
@@ -266,7 +274,8 @@ def _open_file(path: Path | RemotePath, role: Role, options: ColumnOptions) -> T
             for new, dtype in options.dtypes.items()
             for pattern in _sources_of(new, role, options)
         }
-        return CsvTable(path, ids=ids, dtypes=dtypes, masks=role == "ids", form=options.csv)
+        name = partial(_new_name, role=role, options=options)
+        return CsvTable(path, ids=ids, dtypes=dtypes, masks=role == "ids", form=options.csv, new_name=name)
     kinds = ".npy, .parquet, .csv or .tsv" if isinstance(path, Path) else ".parquet, .csv or .tsv"
     raise ValueError(f"{path}: no reader for this kind of file; give {kinds}")
 
@@ -277,6 +286,14 @@ def _sources_of(new: str, role: Role, options: ColumnOptions) -> list[str]:
     usual = [old for old, name in _USUAL_NAMES[role].items() if name == new and old not in options.rename]
     stacked = [pattern.strip() for pattern in options.stack.get(new, "").split(",") if pattern.strip()]
     return [new, *renamed, *usual, *stacked]
+
+
+def _new_name(name: str, role: Role, options: ColumnOptions) -> str:
+    """Return the column that a column of a file may become."""
+    for new, patterns in options.stack.items():
+        if any(fnmatch.fnmatchcase(name, pattern.strip()) for pattern in patterns.split(",")):
+            return new
+    return options.rename.get(name) or _USUAL_NAMES[role].get(name, name)
 
 
 def column_sources(table: Table, *, role: Role, options: ColumnOptions) -> dict[str, Projection]:

@@ -188,18 +188,28 @@ class ProjectedTable(TableView):
             cast = array.astype(dtype)
         if dtype.kind in "iub":
             wrong = (cast != array).reshape(len(array), -1).any(axis=1)
+            if name in ("src", "dst", "id"):
+                wrong |= is_rounded(array)
             if (row := first_true(wrong)) is not None:
                 raise FormatError(f"{self.where(name, first_row + row)}: {array[row]} is no {dtype}")
         return cast
+
+
+def is_rounded(array: Array) -> Array:
+    """Return which numbers are decimals so large that not every integer of their size is one."""
+    if array.dtype.kind != "f":
+        return np.zeros(array.shape, np.bool_)
+    return np.abs(array) >= 2.0 ** (np.finfo(array.dtype).nmant + 1)
 
 
 def _require_same(first: Table, table: Table) -> None:
     for name in (*first.columns, *table.columns):
         kinds = first.columns.get(name), table.columns.get(name)
         if kinds[0] != kinds[1]:
-            raise FormatError(
-                f"{table.name}, column {name!r}: {_said(kinds[1])}, but {_said(kinds[0])} in {first.name}"
-            )
+            names = {each.dtype for each in kinds if isinstance(each, Column)}
+            advice = f" (--dtype {name}=float64)" if names == {"F32", "F64"} else ""
+            here, there = _said(kinds[1]), _said(kinds[0])
+            raise FormatError(f"{table.name}, column {name!r}: {here}, but {there} in {first.name}{advice}")
 
 
 def _said(kind: Kind | None) -> str:

@@ -57,7 +57,8 @@ def kind_of(dtype: Any, width: int = 0) -> Kind:
         return kind_of(dtype.value_type)
     if pa.types.is_string(dtype) or pa.types.is_large_string(dtype):
         return TEXT
-    number = "F64" if pa.types.is_decimal(dtype) else _NUMBERS.get(dtype)
+    is_decimal = pa.types.is_decimal(dtype)
+    number = ("F64" if dtype.scale > 0 else "I64") if is_decimal else _NUMBERS.get(dtype)
     return str(dtype) if number is None else Column(number)
 
 
@@ -65,8 +66,8 @@ def to_numpy(array: Any, kind: Kind, where: Where) -> Array:
     """Return the rows of an Arrow array. ``where(row)`` names a row of it for a message.
 
     Timestamps and dates become nanoseconds since 1970-01-01 UTC; those without a time zone count as UTC.
-    Decimal numbers become float64. Missing texts become empty, missing numbers are masked (``np.ma``), as are
-    all numbers of a missing list.
+    Decimals become float64, those without a scale int64. Missing texts become empty, missing numbers are
+    masked (``np.ma``), as are all numbers of a missing list.
     """
     if not isinstance(kind, Column):
         if pa.types.is_dictionary(array.type):
@@ -90,7 +91,7 @@ def _values(array: Any, shape: tuple[int, ...], where: Where) -> Array:
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if pa.types.is_decimal(array.type):
-        array = array.cast(pa.float64())
+        array = array.cast(pa.float64()) if array.type.scale > 0 else _integers(array, where)
     if is_ragged(array.type) or pa.types.is_fixed_size_list(array.type):
         if array.null_count:
             return _values_of_some(array, shape, where)
@@ -116,6 +117,16 @@ def _values_of_some(array: Any, shape: tuple[int, ...], where: Where) -> Array:
     values[rows] = np.ma.getdata(found).reshape(-1, width)
     missing[rows] = np.ma.getmaskarray(found).reshape(-1, width)
     return np.ma.MaskedArray(values.reshape(-1), missing.reshape(-1))
+
+
+def _integers(array: Any, where: Where) -> Any:
+    """Return decimals without a scale as int64."""
+    try:
+        return array.cast(pa.int64())
+    except pa.ArrowInvalid:
+        sizes = (abs(value or 0) for value in array.to_pylist())
+        row = next(row for row, size in enumerate(sizes) if size > np.iinfo(np.int64).max)
+        raise FormatError(f"{where(row)}: {array[row]} does not fit in int64: store it as a text") from None
 
 
 def _nanoseconds(array: Any, where: Where) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,8 @@ from gigl_loader.partition.readers import TEXT, Kind
 from gigl_loader.partition.stage import cut, file_stamp
 from gigl_loader.partition.table import as_texts
 from gigl_loader.tensors import STORAGE_DTYPES
+
+logger = logging.getLogger(__name__)
 
 _NAMES = {dtype: name for name, dtype in STORAGE_DTYPES.items() if name != "BF16"}
 
@@ -143,6 +146,8 @@ def edge_index_table(path: Path) -> NpyTable:
         raise FormatError(f"{path}: shape {list(file.shape)}; an edge index is [2, E] or [E, 2]")
     size = file.dtype.itemsize
     by_end = file.shape[0] == 2
+    if file.shape == (2, 2):
+        logger.warning("%s: shape [2, 2] is read as [2, E]: two sources, then two destinations", path)
     rows = file.shape[1] if by_end else file.shape[0]
     apart = by_end != file.fortran  # all sources lie before all destinations
     runs = [

@@ -37,6 +37,10 @@ class ParquetTable:
             self.columns: dict[str, Kind] = {
                 field.name: kind_of(field.type, self._width(file, field)) for field in schema
             }
+            leaves = [file.schema.column(at) for at in range(len(file.schema))]
+            self._old_times = [
+                each.path for each in leaves if each.physical_type == "INT96" and each.path in self.columns
+            ]
         if len(self.columns) != len(schema):
             raise FormatError(f"{path}: a column name occurs twice")
 
@@ -62,6 +66,7 @@ class ParquetTable:
         return shard
 
     def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
+        self._check_old_times([name for name in self._old_times if name in names], rows)
         row = 0
         with self._open() as file:
             for batch in self._batches(file, names, rows):
@@ -71,11 +76,24 @@ class ParquetTable:
     def where(self, column: str, row: int) -> str:
         return f"{self.name}, column {column!r}, row {self._first_row + row}"
 
-    def _open(self) -> Any:
+    def _check_old_times(self, names: Sequence[str], rows: int) -> None:
+        """Raise ``FormatError`` for a time (INT96) beyond nanoseconds. Arrow reads it as another one then."""
+        row = 0
+        with self._open(int96_unit="us") as file:
+            for batch in self._batches(file, names, rows) if names else ():
+                for name in names:
+                    self._column(batch, name, row)
+                row += len(batch)
+
+    def _open(self, int96_unit: str | None = None) -> Any:
         try:
             source = self._path if isinstance(self._path, Path) else self._path.open_file()
             return pq.ParquetFile(
-                source, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True
+                source,
+                buffer_size=_BUFFER_BYTES,
+                pre_buffer=False,
+                page_checksum_verification=True,
+                coerce_int96_timestamp_unit=int96_unit,
             )
         except (pa.ArrowInvalid, pa.ArrowException) as error:
             raise FormatError(f"{self.name}: not a readable Parquet file: {error}") from None

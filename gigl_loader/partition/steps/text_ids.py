@@ -22,6 +22,7 @@ from gigl_loader.partition.table import GraphTables, NodeTable, is_mask
 from gigl_loader.partition.views import ProjectedTable, Projection, TableView
 
 _ROWS = 1 << 16
+_NO_ID = "no id: nothing, or a word for it, such as NULL"
 _TEXT_BYTES = 128
 """Of a text while it is a ``str`` in an array: 57 bytes and its characters."""
 
@@ -191,7 +192,7 @@ def _check_texts(texts: Sequence[str], where: Callable[[int], str]) -> None:
     lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
     if (at := first_true((lengths == 0) | (lengths > MAX_TEXT_ID))) is not None:
         length = int(lengths[at])
-        what = f"an id of {length} characters; at most {MAX_TEXT_ID} are possible" if length else "no id"
+        what = f"an id of {length} characters; at most {MAX_TEXT_ID} are possible" if length else _NO_ID
         raise FormatError(f"{where(at)}: {what}")
 
 
@@ -254,7 +255,7 @@ class NumberedTable(TableView):
         unknown = np.flatnonzero(numbers < 0)
         for at in unknown.tolist():
             if not texts[at]:
-                raise FormatError(f"{self.where(name, first_row + at)}: no id")
+                raise FormatError(f"{self.where(name, first_row + at)}: {_NO_ID}")
             if self._known:
                 what = f"unknown node id {texts[at]!r} of type {self._types[name]!r}"
                 raise UnknownIds(f"{self.where(name, first_row + at)}: {what}")
