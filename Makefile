@@ -6,7 +6,7 @@
 #                        slow beside the check of types, in a process per core and one more (JOBS=1: in one)
 #   make test-all        the same with all tests
 #   make test-slice      a fifth of the slow tests, chosen by the commit (SLICE=3: that of 0 to 4)
-#   make mutations       put 108 seeded faults into a copy, one after the other: which tests see them?
+#   make mutations       put 172 seeded faults into a copy, one after the other: which tests see them?
 #                        (NAMES="lease fence": these alone)
 #   make bench           measure on the common workload (BENCH="--quick" for seconds instead of minutes)
 #   make sanitize        the native tests under the address and undefined-behaviour sanitizers; with
