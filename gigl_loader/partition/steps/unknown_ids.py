@@ -25,7 +25,7 @@ from gigl_loader.partition.table import (
     is_mask,
     option_for,
 )
-from gigl_loader.partition.views import TableView, blank_of, chain
+from gigl_loader.partition.views import TableView, blank_of, chain, reader_of
 from gigl_loader.tensors import STORAGE_DTYPES
 
 if TYPE_CHECKING:
@@ -86,15 +86,22 @@ def unknown_refused(given: GraphTables, found: Sequence[UnknownColumn]) -> Optio
     lost: Counter[int] = Counter()  # By table, of which both ends may name unknown nodes.
     for each in found:
         lost[id(each.table)] += each.num_rows
-    most = dict.fromkeys(each.table.name for each in found if 2 * lost[id(each.table)] > each.table.num_rows)
+    most = dict.fromkeys(
+        each.table.name
+        for each in found
+        if 2 * lost[id(each.table)] > each.table.num_rows
+        and not isinstance(reader_of(each.table), ArrayTable)
+    )
     entries = {each.node_type: given.nodes[each.node_type] for each in found}
     counted = {
         key: each for key, each in entries.items() if each.rows is None or "id" not in each.rows.columns
     }
     for node_type, entry in counted.items():
-        number = (entry.count or 0) if entry.rows is None else entry.rows.num_rows
-        of = "" if entry.rows is None else f", the rows of {entry.rows.name}, which has no column 'id'"
-        lines.append(f"nodes of type {node_type!r} are 0 to {number - 1}{of}")
+        if entry.rows is None:
+            lines.append(f"nodes of type {node_type!r} are 0 to {(entry.count or 0) - 1}")
+        elif not isinstance(reader_of(entry.rows), ArrayTable):  # Whoever passes arrays has numbered nodes.
+            rows = f"0 to {entry.rows.num_rows - 1}, the rows of {entry.rows.name}, which has no column 'id'"
+            lines.append(f"nodes of type {node_type!r} are {rows}")
     lines += [f"most rows of {name} name unknown nodes: are these other ids?" for name in most]
     return OptionsNeeded(lines, [] if counted or most else ["--unknown-ids", "drop"])
 
