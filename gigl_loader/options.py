@@ -181,6 +181,9 @@ MAX_KEY = 200
 MAX_TEXT_ID = 2048
 """Characters of a text id, at most."""
 
+MAX_MANIFEST_BYTES = 64 << 20
+"""Of ``graph.json``, at most: enough for some 300,000 files."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOptions:

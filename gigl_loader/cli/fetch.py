@@ -36,14 +36,8 @@ def fetch(
     """
     with importing():
         from gigl_loader.graph.folder import DiskFolder
-        from gigl_loader.graph.manifest import (
-            MANIFEST_NAME,
-            MAX_MANIFEST_BYTES,
-            Manifest,
-            check_files,
-            files_of,
-        )
-        from gigl_loader.options import check_topology
+        from gigl_loader.graph.manifest import MANIFEST_NAME, Manifest, check_files, files_of
+        from gigl_loader.options import MAX_MANIFEST_BYTES, check_topology
         from gigl_loader.partition.remote_files import RemotePlace, RemoteSource
         from gigl_server.partitions.adoption import make_sound, write_durable
         from gigl_server.partitions.pull import PullProgress, size_text

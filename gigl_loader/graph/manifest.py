@@ -23,6 +23,7 @@ from gigl_loader.graph.checksums import BlockSums, FileBytes, FileRecord, record
 from gigl_loader.graph.folder import Folder, Sink
 from gigl_loader.graph.schema import Column, EdgeType, GraphSchema, NodeType, is_hidden_list, type_name
 from gigl_loader.native import advise_random, crc32c
+from gigl_loader.options import MAX_MANIFEST_BYTES
 from gigl_loader.strict_json import read_json
 from gigl_loader.tensors import STORAGE_DTYPES, ArraySpec, Layout
 
@@ -179,8 +180,6 @@ FORMAT_VERSION = 3
 _OLDEST_VERSION = 1
 MANIFEST_NAME = "graph.json"
 _FORMAT = "gigl-graph"
-MAX_MANIFEST_BYTES = 64 << 20
-"""Enough for some 300,000 files."""
 
 
 def version_for(schema: GraphSchema) -> int:

@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     Rows = npt.NDArray[np.floating[Any]]
 
 _FORMAT = 1
-_MAX_MANIFEST_BYTES = 256 << 20
 """Version of the manifest. Raised when the meaning of a field changes."""
+_MAX_MANIFEST_BYTES = 256 << 20
 _MANIFEST = re.compile(r"_manifest-(\d{5,})-of-(\d{5,})\.json")
 _SHARD = re.compile(r"(embeddings|ids)-(\d{5,})-\d{5,}\.(parquet|npy)")
 _RANKS = 100_000

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gigl_loader.errors import SamplingError
+from gigl_loader.options import MAX_MANIFEST_BYTES
 from gigl_loader.rpc.graph_requests import (
     MAX_LISTED,
     MAX_TEXT_BYTES,
@@ -62,8 +63,6 @@ _WIDTH = 8
 """Bytes of the widest integer in a reply."""
 _EDGE_ARRAYS = 4
 """Arrays of a reply that have an entry for each edge, at most."""
-_MAX_MANIFEST_BYTES = 64 << 20
-"""``Manifest.parse`` refuses a larger ``graph.json``."""
 _MAX_ROWS = 4 << 20
 """Positions of one request: 32 MiB, half of what a service reads."""
 
@@ -248,7 +247,7 @@ _ANY = (-(2**63), 2**63)
 def fetch_manifest(connection: ReplicaConnection) -> bytes:
     """Return the service's ``graph.json``, which ``Manifest.parse`` reads and checks."""
     request = encode_graph_request(ManifestRequest(), "", wire=connection.wire_version)
-    layout, buffer = connection.call(request, bounded(_MAX_MANIFEST_BYTES))
+    layout, buffer = connection.call(request, bounded(MAX_MANIFEST_BYTES))
     return read_bytes(layout, buffer, "manifest")
 
 

@@ -21,10 +21,11 @@ from gigl_loader.cli.schema_file import read_schema_file
 from gigl_loader.errors import FormatError, GiglError
 from gigl_loader.graph.folder import DirectFile, DiskFolder
 from gigl_loader.graph.graph import Graph
-from gigl_loader.graph.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
+from gigl_loader.graph.manifest import MANIFEST_NAME, Manifest
 from gigl_loader.loaders.embedding_files import EmbeddingFolder
 from gigl_loader.loaders.ledger_file import MAX_LINE_BYTES, LedgerFile
 from gigl_loader.loaders.replay import Recording
+from gigl_loader.options import MAX_MANIFEST_BYTES
 from gigl_loader.partition import ArrayTable, GraphTables, build_graph
 from gigl_loader.partition.glt.layout import _Meta
 from gigl_loader.partition.remote_files import RemotePlace, RemoteSource
