@@ -1,9 +1,8 @@
-"""Finds the files of a table, picks their reader, and gives columns their names."""
+"""Options of the columns of a table, and the table with its columns named by them."""
 
 from __future__ import annotations
 
 import fnmatch
-import glob
 import logging
 import math
 import re
@@ -14,15 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from gigl_loader.errors import FormatError
-from gigl_loader.graph.folder import is_uri
 from gigl_loader.graph.schema import Column
+from gigl_loader.partition.files import open_spec
 from gigl_loader.partition.missing_values import FilledTable
 from gigl_loader.partition.readers import TEXT, Table
-from gigl_loader.partition.readers.npy_table import edge_index_table, npy_table
 from gigl_loader.partition.views import ProjectedTable, Projection, chain
 from gigl_loader.tensors import STORAGE_DTYPES
 
 if TYPE_CHECKING:
+    from gigl_loader.partition.files import OpenText
     from gigl_loader.partition.remote_files import RemotePath
 
 
@@ -70,7 +69,6 @@ _USUAL_NAMES: Mapping[Role, Mapping[str, str]] = {
     "ids": {"node_id": "id"},
     "owners": {"node_id": "id", "partition": "part", "owner": "part"},
 }
-_CSV = (".csv", ".tsv")
 _ID_ROLES = frozenset({"src", "dst", "id"})
 _PANDAS_INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
 """Names of the index of a data frame in the files that pandas writes. It counts rows."""
@@ -132,7 +130,8 @@ def open_files(specs: str | Sequence[str], *, role: Role, options: ColumnOptions
     Of the options, only what a reader must know beforehand is used: the dtypes of CSV columns.
     """
     listed = [specs] if isinstance(specs, str) else list(specs)
-    tables = [table for spec in listed for table in _open_spec(spec, role, options)]
+    open_text = _text_reader(role, options)
+    tables = [table for spec in listed for table in open_spec(spec, role, open_text)]
     first = getattr(tables[0], "only_row", None) or {}
     if options.csv.columns and len(tables) > 1 and first and set(tables[0].columns.values()) == {TEXT}:
         raise FormatError(
@@ -209,75 +208,20 @@ def _is_left_out(name: str, options: ColumnOptions) -> bool:
     return is_index and name not in options.rename and not _is_dropped(name, options)
 
 
-def _open_spec(spec: str, role: Role, options: ColumnOptions) -> list[Table]:
-    if is_uri(spec):
-        from gigl_loader.partition.remote_files import remote_paths
+def _text_reader(role: Role, options: ColumnOptions) -> OpenText:
+    """Return what opens a text file of a table."""
+    ids = [name for new in sorted(_ID_ROLES) for name in _sources_of(new, role, options)]
+    dtypes = {
+        pattern: dtype for new, dtype in options.dtypes.items() for pattern in _sources_of(new, role, options)
+    }
+    name = partial(_new_name, role=role, options=options)
 
-        return [_open_file(path, role, options) for path in remote_paths(spec)]
-    parts = spec.split(",")
-    if all(part.endswith(".npy") for part in parts):
-        return [_open_npy(spec, parts, role)]
-    path = Path(spec)
-    if path.is_dir():
-        return _open_directory(path, role, options)
-    matches = [spec] if path.exists() else sorted(glob.glob(spec))
-    if not matches:
-        raise FileNotFoundError(2, "no such file", spec)
-    return [_open_file(Path(match), role, options) for match in matches]
-
-
-def _open_directory(path: Path, role: Role, options: ColumnOptions) -> list[Table]:
-    columns = {file.stem: file for file in sorted(path.glob("*.npy"))}
-    if columns:
-        return [npy_table(str(path), columns)]
-    files = sorted(file for file in path.iterdir() if _is_table(file))
-    if not files:
-        raise FileNotFoundError(2, "no .npy, .parquet or .csv files here", str(path))
-    return [_open_file(file, role, options) for file in files]
-
-
-def _open_npy(spec: str, parts: Sequence[str], role: Role) -> Table:
-    columns: dict[str, Path] = {}
-    for part in parts:
-        name, colon, rest = part.partition(":")
-        path = Path(rest) if colon and not Path(part).exists() else Path(part)
-        name = name if colon and not Path(part).exists() else path.stem
-        if name in columns:
-            raise ValueError(f"{spec}: column {name!r} is given twice")
-        if not path.exists():
-            raise FileNotFoundError(2, "no such file", str(path))
-        columns[name] = path
-    if role == "edges" and len(columns) == 1:
-        return edge_index_table(next(iter(columns.values())))
-    if role == "ids" and len(columns) == 1:
-        return npy_table(spec, {"id": next(iter(columns.values()))})
-    if role == "owners" and len(columns) == 1:
-        return npy_table(spec, {"part": next(iter(columns.values()))})
-    return npy_table(spec, columns)
-
-
-def _is_table(path: Path) -> bool:
-    return path.suffix in (".parquet", ".pq") or any(suffix in _CSV for suffix in path.suffixes)
-
-
-def _open_file(path: Path | RemotePath, role: Role, options: ColumnOptions) -> Table:
-    if path.suffix in (".parquet", ".pq"):
-        from gigl_loader.partition.readers.parquet_table import ParquetTable
-
-        return ParquetTable(path)
-    if any(suffix in _CSV for suffix in path.suffixes):
+    def opened(path: Path | RemotePath) -> Table:
         from gigl_loader.partition.readers.csv_table import CsvTable
 
-        ids = [name for new in sorted(_ID_ROLES) for name in _sources_of(new, role, options)]
-        dtypes = {
-            pattern: dtype
-            for new, dtype in options.dtypes.items()
-            for pattern in _sources_of(new, role, options)
-        }
-        name = partial(_new_name, role=role, options=options)
         return CsvTable(path, ids=ids, dtypes=dtypes, masks=role == "ids", form=options.csv, new_name=name)
-    kinds = ".npy, .parquet, .csv or .tsv" if isinstance(path, Path) else ".parquet, .csv or .tsv"
-    raise ValueError(f"{path}: no reader for this kind of file; give {kinds}")
+
+    return opened
 
 
 def _sources_of(new: str, role: Role, options: ColumnOptions) -> list[str]:
