@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gigl_loader.cli.console import say
+from gigl_loader.cli.manifests import Form
 
 if TYPE_CHECKING:
     from gigl_loader.graph import GraphSchema
@@ -52,6 +53,15 @@ class Kept(str, Enum):
 class TableOptions:
     """Tables of a graph, as options. Most values may begin with the type they are meant for."""
 
+    manifest: Annotated[
+        tuple[Form, Path] | None,
+        typer.Option(
+            "--from",
+            metavar="FORM PATH",
+            help=f"Tables of another system ({', '.join(form.value for form in Form)}): "
+            "its manifest, or its directory.",
+        ),
+    ] = None
     schema: Annotated[
         Path | None,
         typer.Option(help="YAML file of relational tables: rows become nodes, foreign keys become edges."),

@@ -65,6 +65,12 @@ def read_schema_file(path: Path) -> list[RelationalTable]:
     if not isinstance(entries, dict) or not entries or set(document) != {"tables"}:
         raise ValueError(f"{path} must have one entry, tables: a mapping from names to tables")
     tables = [_table(str(name), entry, path) for name, entry in entries.items()]
+    check_keys(tables, path)
+    return tables
+
+
+def check_keys(tables: list[RelationalTable], path: Path) -> None:
+    """Raise ``ValueError`` for a foreign key that refers to no table, or to one without a primary key."""
     by_name = {table.name: table for table in tables}
     for table in tables:
         for column, target in table.foreign_keys.items():
@@ -73,7 +79,6 @@ def read_schema_file(path: Path) -> list[RelationalTable]:
                 raise ValueError(f"{what} refers to {target!r}; known: {', '.join(by_name)}")
             if by_name[target].primary_key is None:
                 raise ValueError(f"{what} refers to {target!r}, which has no primary_key")
-    return tables
 
 
 def _table(name: str, entry: object, path: Path) -> RelationalTable:

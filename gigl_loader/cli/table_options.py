@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gigl_loader.cli.build_options import TableOptions
+from gigl_loader.cli.manifests import with_manifest
 from gigl_loader.cli.schema_file import foreign_key_edges, read_schema_file, with_schema
 from gigl_loader.graph.graph import Graph
 from gigl_loader.graph.quantization import Quantization
@@ -130,8 +131,9 @@ def _with(options: ColumnOptions, kind: str, name: str, value: str) -> ColumnOpt
 
 
 def open_tables(options: TableOptions) -> GraphTables:
-    """Open every table that the options name, and those of the schema file."""
-    relational = [] if options.schema is None else read_schema_file(options.schema)
+    """Open every table that the options name, and those of the manifest and the schema file."""
+    options, relational = with_manifest(options)
+    relational += [] if options.schema is None else read_schema_file(options.schema)
     options = with_schema(options, relational)
     edges = _by_type(options.edges, "--edges")
     nodes = _by_type(options.nodes, "--nodes")
@@ -443,11 +445,12 @@ def _matches(pattern: str, names: Iterable[str]) -> bool:
 
 
 def _split_table(files: str, node_type: NodeType, scoped: _Scoped) -> Table:
-    """Open the nodes of a split. Of the options, it has the dtype of ids of its type."""
+    """Open the nodes of a split. Of the options, it has the name and the dtype of ids of its type."""
     options = _all_options(scoped, node_type, "ids")
     dtypes = {name: dtype for name, dtype in options.dtypes.items() if name == "id"}
     table = open_files(files, role="ids", options=replace(options, stack={}, dtypes=dtypes))
-    named = name_columns(table, role="ids", options=ColumnOptions(csv=scoped.csv))
+    rename = {old: new for old, new in options.rename.items() if new == "id" and old in table.columns}
+    named = name_columns(table, role="ids", options=ColumnOptions(rename=rename, csv=scoped.csv))
     if "id" not in named.columns:
         raise ValueError(f"{table.name}: no column 'id'; columns: {', '.join(map(repr, named.columns))}")
     return name_columns(named, role="ids", options=ColumnOptions(dtypes=dtypes)) if dtypes else named

@@ -1,0 +1,80 @@
+"""On-disk data sets of GraphBolt: ``metadata.yaml`` names files of edges, features and seeds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE
+
+if TYPE_CHECKING:
+    from gigl_loader.cli.manifests.entry import Entry
+    from gigl_loader.cli.manifests.listing import Listing
+
+_SETS = {"train_set": "train", "validation_set": "val", "test_set": "test"}
+
+
+def read(listing: Listing) -> None:
+    """Add the tables of each type, and seeds of nodes as splits. Ids are the row numbers of each type."""
+    document = listing.document("metadata.yaml")
+    if "graph_topology" in document:
+        raise ValueError(
+            f"{document.where}: graph_topology is a pickle: give the metadata.yaml of the raw data"
+        )
+    document.require("graph")
+    features = list(document.entries("feature_data"))
+    for entry in document.entry("graph").entries("nodes"):
+        _nodes(listing, entry, features)
+    for entry in document.entry("graph").entries("edges"):
+        _edges(listing, entry)
+    for each in features:
+        if each.text("domain") != "node":
+            listing.leave_out(f"feature {each.text('name')!r} of {each.text('domain')}s")
+    for task in document.entries("tasks"):
+        _splits(listing, task)
+
+
+def _nodes(listing: Listing, entry: Entry, features: list[Entry]) -> None:
+    kind, count = entry.text("type", HOMOGENEOUS_NODE), entry.number("num")
+    columns = {
+        each.text("name"): _npy(listing, each)
+        for each in features
+        if each.text("domain") == "node" and each.text("type", HOMOGENEOUS_NODE) == kind
+    }
+    for name, file in columns.items():
+        if (rows := listing.npy(file)[0]) != count:
+            raise ValueError(f"{file}: {rows} rows of {name!r} for {count} nodes")
+    joined = ",".join(f"{name}:{file}" for name, file in columns.items())
+    listing.nodes(kind, [joined] if columns else count)
+
+
+def _edges(listing: Listing, entry: Entry) -> None:
+    kind, form = entry.edge_type("type", HOMOGENEOUS_EDGE), entry.text("format")
+    files = listing.files([entry.text("path")])
+    if form == "csv":
+        listing.names(kind, ["src", "dst"])
+    elif form != "numpy" or not files[0].endswith(".npy"):
+        raise ValueError(f"{entry.where}: no reader for edges as {form!r}")
+    elif listing.npy(files[0])[0] != 2:
+        raise ValueError(f"{files[0]}: must have the shape [2, E]")
+    listing.edges(kind, files)
+
+
+def _splits(listing: Listing, task: Entry) -> None:
+    name = task.text("name", "a task")
+    for key, split in _SETS.items():
+        for entry in task.entries(key):
+            data = {each.text("name", "seeds"): _npy(listing, each) for each in entry.entries("data")}
+            seeds = data.pop("seeds", None) or data.pop("seed_nodes", None)
+            if seeds is None or listing.npy(seeds)[1] or ":" in entry.text("type", ""):
+                listing.leave_out(f"{key} of {name}: seeds that are edges")
+                continue
+            listing.add("splits", f"{listing.scope(entry.text('type', HOMOGENEOUS_NODE))}:{split}={seeds}")
+            if data:
+                listing.leave_out(f"{', '.join(data)} of {key} of {name}: columns of some nodes only")
+
+
+def _npy(listing: Listing, entry: Entry) -> str:
+    [file] = listing.files([entry.text("path")])
+    if entry.text("format") != "numpy":
+        raise ValueError(f"{file}: no reader for {entry.text('format')}: save it with numpy.save")
+    return file

@@ -1,0 +1,186 @@
+"""Listing of the tables that a manifest names, as options of the command line."""
+
+from __future__ import annotations
+
+import glob
+import logging
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from gigl_loader.cli.build_options import TableOptions
+from gigl_loader.cli.manifests.entry import Entry
+from gigl_loader.cli.schema_file import RelationalTable
+from gigl_loader.graph.folder import is_uri
+from gigl_loader.graph.schema import Column, EdgeType, NodeType
+from gigl_loader.partition.readers import Table
+from gigl_loader.partition.readers.npy_table import npy_table
+from gigl_loader.partition.sources import ColumnOptions, CsvFormat, open_files
+from gigl_loader.regular_files import read_whole
+from gigl_loader.strict_json import read_json
+
+logger = logging.getLogger(__name__)
+
+_MAX_BYTES = 64 << 20
+RESERVED = frozenset(",:=/")
+"""Characters that end a type in an option."""
+_OF_COLUMNS = ("rename", "stack", "dtypes", "fill", "encode", "one_hot", "weights", "times")
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """Option for a column of one type."""
+
+    option: str
+    scope: str
+    name: str
+    value: str
+    source: str
+    """Name in the file, by which columns are dropped."""
+
+    def __str__(self) -> str:
+        # A comma would end a pattern.
+        name = glob.escape(self.name).replace(",", "?") if self.option == "drop" else self.name
+        return f"{self.scope}:{name}{'=' if self.value else ''}{self.value}"
+
+
+@dataclass(slots=True)
+class Listing:
+    """Tables and options of a manifest. Options that were given on the command line win."""
+
+    form: str
+    path: Path
+    """As given: the manifest, or its directory."""
+    given: TableOptions
+    relational: list[RelationalTable] = field(default_factory=list)
+    _added: dict[str, list[str]] = field(default_factory=dict)
+    _columns: list[_Column] = field(default_factory=list)
+    _delimiters: dict[str, str] = field(default_factory=dict)
+    """Delimiter, by the first file that has it."""
+
+    @property
+    def folder(self) -> Path:
+        """Directory to which the paths of the manifest are relative."""
+        return self.path if self.path.is_dir() else self.path.parent
+
+    def document(self, name: str) -> Entry:
+        """Read the manifest: the given file, or the file ``name`` of the given directory."""
+        path = self.path / name if self.path.is_dir() else self.path
+        if not path.exists():
+            raise FileNotFoundError(2, f"no {name} of {self.form}", str(path))
+        if path.suffix in (".yaml", ".yml"):
+            from gigl_server.config import read_yaml
+
+            values: Any = read_yaml(path)
+        else:
+            values = read_json(read_whole(path, most=_MAX_BYTES), what=str(path), max_bytes=_MAX_BYTES)
+        return Entry(str(path), values)
+
+    def files(self, names: Iterable[str]) -> list[str]:
+        """Return paths of files, or patterns, of the manifest. ``FileNotFoundError`` names a missing one."""
+        found = [name if is_uri(name) else str(self.folder / name) for name in names]
+        for path in found:
+            if not is_uri(path) and not Path(path).exists() and not glob.glob(path):
+                raise FileNotFoundError(2, "no such file", path)
+            if path.endswith((".pt", ".pth", ".pkl")):
+                raise ValueError(f"{path}: pickles are never loaded: save the tensor with numpy.save")
+        return found
+
+    def table(self, files: Sequence[str], delimiter: str | None = None, names: Sequence[str] = ()) -> Table:
+        """Open files, of which text files may have no header line but ``names``, as they are."""
+        csv = CsvFormat(self.given.csv_delimiter or delimiter, columns=tuple(names))
+        return open_files(files, role="nodes", options=ColumnOptions(csv=csv))
+
+    def npy(self, file: str) -> tuple[int, tuple[int, ...]]:
+        """Return the number of rows of a ``.npy`` file, and the shape of each."""
+        table = npy_table(file, {"x": Path(file)})
+        kind = table.columns["x"]
+        return table.num_rows, kind.shape if isinstance(kind, Column) else ()
+
+    def nodes(self, kind: NodeType, files: Sequence[str] | int) -> None:
+        """Add the files of a node table, or its number of nodes."""
+        for each in [str(files)] if isinstance(files, int) else files:
+            self.add("nodes", f"{self.scope(kind)}={each}")
+
+    def edges(self, kind: EdgeType, files: Sequence[str]) -> None:
+        """Add the files of an edge table."""
+        for each in files:
+            self.add("edges", f"{self.scope(kind)}={each}")
+
+    def column(
+        self, option: str, kind: NodeType | EdgeType, name: str, value: str = "", *, source: str = ""
+    ) -> None:
+        """Add an option for a column, such as ``dtypes``. ``source``: its name in the file."""
+        if "=" in name and option != "drop":
+            raise ValueError(f"{self.path}: column {name!r}: a name of a column has no equals sign")
+        self._columns.append(_Column(option, self.scope(kind), name, value, source or name))
+
+    def rename(self, kind: NodeType | EdgeType, name: str, new: str) -> None:
+        """Rename a column, unless it has the name already."""
+        if name != new:
+            self.column("rename", kind, name, new)
+
+    def names(self, kind: NodeType | EdgeType, columns: Sequence[str]) -> None:
+        """Name the columns of text files without a header line."""
+        if wrong := next((name for name in columns if set(name) & set(",:=")), None):
+            raise ValueError(
+                f"{self.path}: column {wrong!r}: a name of a column has no comma, colon or equals"
+            )
+        self.add("csv_columns", f"{self.scope(kind)}:{','.join(columns)}")
+
+    def delimiter(self, delimiter: str, file: str) -> None:
+        """Set the delimiter of the text files. ``ValueError`` where two files have different ones."""
+        self._delimiters.setdefault(delimiter, file)
+        if len(self._delimiters) > 1 and self.given.csv_delimiter is None:
+            listed = ", ".join(f"{mark!r} in {each}" for mark, each in self._delimiters.items())
+            raise ValueError(f"{self.path}: text files of different delimiters, {listed}")
+
+    def refuse(self, kind: NodeType | EdgeType, name: str, why: str) -> None:
+        """Raise ``ValueError`` for a column that cannot be read, unless the command line drops it."""
+        column = _Column("drop", self.scope(kind), name, "", name)
+        if not self._is_dropped(column):
+            raise ValueError(
+                f"{self.path}: column {name!r}: {why}; --drop {shlex.quote(str(column))} leaves it out"
+            )
+
+    def add(self, option: str, value: str) -> None:
+        """Add an option by the name of its field in ``TableOptions``."""
+        self._added.setdefault(option, []).append(value)
+
+    def leave_out(self, what: str) -> None:
+        """Warn of a part of the manifest that the graph will not have."""
+        logger.warning("%s: left out %s", self.path, what)
+
+    def scope(self, kind: NodeType | EdgeType) -> str:
+        """Return a type as options name it."""
+        names = [kind] if isinstance(kind, str) else kind
+        if wrong := next((name for name in names if not name or RESERVED & set(name)), None):
+            raise ValueError(f"{self.path}: type {wrong!r}: a name of a type has no comma, colon, = or /")
+        return ",".join(names)
+
+    def options(self) -> TableOptions:
+        """Return the options of the command line and, where they say nothing else, those of the manifest."""
+        merged = {option: list(values) for option, values in self._added.items()}
+        for each in self._columns:
+            if not self._is_overridden(each):
+                merged.setdefault(each.option, []).append(str(each))
+        changes: dict[str, Any] = {
+            option: [*values, *getattr(self.given, option)] for option, values in merged.items()
+        }
+        if self._delimiters and self.given.csv_delimiter is None:
+            changes["csv_delimiter"] = next(iter(self._delimiters))
+        return replace(self.given, **changes)
+
+    def _is_overridden(self, added: _Column) -> bool:
+        """Return whether the command line drops the column, or names one that the manifest drops."""
+        if added.option != "drop":
+            return self._is_dropped(added)
+        named = [value for option in _OF_COLUMNS for value in getattr(self.given, option)]
+        return any(value.removeprefix(f"{added.scope}:").partition("=")[0] == added.name for value in named)
+
+    def _is_dropped(self, column: _Column) -> bool:
+        patterns = [value.removeprefix(f"{column.scope}:").split(",") for value in self.given.drop]
+        return any(fnmatchcase(column.source, each) for listed in patterns for each in listed)

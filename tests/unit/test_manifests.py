@@ -1,0 +1,432 @@
+"""``gigl-loader partition --from``: files of other systems, written here as those systems write them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gigl_loader.cli.manifests import Form
+from gigl_loader.graph import Graph
+from tests.support.command_line import run_here
+from tests.support.contents import Contents, contents_of
+
+HOMOGENEOUS = ("node", "to", "node")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory of files, which is not the current one: paths of manifests are relative to the manifest."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    return tmp_path / "data"
+
+
+def build(form: str, path: Path, *options: str) -> Contents:
+    done = run_here("partition", "graph", "--from", form, str(path), "--overwrite", *options)
+    assert done.returncode == 0, done.stderr
+    return contents_of(Path("graph"))
+
+
+def refusal(form: str, path: Path, *options: str) -> str:
+    shutil.rmtree("graph", ignore_errors=True)
+    done = run_here("partition", "graph", "--from", form, str(path), *options)
+    assert done.returncode == 2, done.stderr
+    assert not Path("graph").exists()
+    return done.stderr.strip().splitlines()[-1]
+
+
+def write(folder: Path, **texts: str) -> None:
+    for name, text in texts.items():
+        (folder / f"{name}.csv").write_text(text)
+
+
+def save(folder: Path, **arrays: Any) -> None:
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", np.array(array))
+
+
+def test_relbench(folder: Path) -> None:
+    (folder / "db").mkdir()
+
+    def table(name: str, columns: dict[str, Any], **metadata: Any) -> None:
+        made = pa.table(columns)
+        texts = {key: json.dumps(value) for key, value in metadata.items()}
+        pq.write_table(made.replace_schema_metadata(texts), folder / "db" / f"{name}.parquet")
+
+    table("users", {"uid": [0, 1], "age": [31, 40]}, pkey_col="uid", fkey_col_to_pkey_table={}, time_col=None)
+    table(
+        "posts",
+        {"pid": [0, 1, 2], "owner": pa.array([1, None, 0]), "at": pa.array([5, 6, 7], pa.timestamp("ns"))},
+        pkey_col="pid",
+        fkey_col_to_pkey_table={"owner": "users"},
+        time_col="at",
+    )
+    found = build("relbench", folder)
+    assert found.nodes == {
+        "users": {0: {"age": 31}, 1: {"age": 40}},
+        "posts": {0: {"time": 5}, 1: {"time": 6}, 2: {"time": 7}},
+    }
+    assert found.edges == {
+        ("posts", "f2p_owner", "users"): [(0, 1), (2, 0)],
+        ("users", "rev_f2p_owner", "posts"): [(1, 0), (0, 2)],
+    }
+
+
+def test_relbench_without_metadata(folder: Path) -> None:
+    pq.write_table(pa.table({"id": [0]}), folder / "users.parquet")
+    assert "users.parquet: no 'pkey_col' in its metadata: this is no table of RelBench" in refusal(
+        "relbench", folder
+    )
+
+
+DISTDGL: dict[str, Any] = {
+    "graph_name": "g",
+    "node_type": ["author", "paper"],
+    "num_nodes_per_chunk": [[2, 1], [1, 2]],
+    "edge_type": ["author:writes:paper", "paper:cites:paper", "paper:likes:paper"],
+    "num_edges_per_chunk": [[1, 1], [2, 0], [1, 0]],
+    "edges": {
+        "author:writes:paper": {
+            "format": {"name": "csv", "delimiter": " "},
+            "data": ["writes0.csv", "writes1.csv"],
+        },
+        "paper:cites:paper": {"format": {"name": "parquet"}, "data": ["cites.parquet"]},
+        "paper:likes:paper": {"format": {"name": "numpy"}, "data": ["likes.npy"]},
+    },
+    "node_data": {
+        "paper": {
+            "feat": {"format": {"name": "numpy"}, "data": ["feat0.npy", "feat1.npy"]},
+            "label": {"format": {"name": "numpy"}, "data": ["label0.npy", "label1.npy"]},
+            "train_mask": {"format": {"name": "numpy"}, "data": ["mask0.npy", "mask1.npy"]},
+        }
+    },
+    "edge_data": {},
+}
+
+
+@pytest.fixture
+def distdgl(folder: Path) -> Path:
+    write(folder, writes0="2 0\n", writes1="0 2\n")
+    pq.write_table(pa.table({"a": [0, 1], "b": [1, 2]}), folder / "cites.parquet")
+    save(folder, likes=[[0, 2]], feat0=[[1.0, 2.0]], feat1=[[3.0, 4.0], [5.0, 6.0]])
+    save(folder, label0=[7], label1=[8, 9], mask0=[1], mask1=[0, 1])
+    (folder / "metadata.json").write_text(json.dumps(DISTDGL))
+    return folder
+
+
+def test_distdgl(distdgl: Path) -> None:
+    found = build("distdgl", distdgl, "--dtype", "x=float16")
+    assert found.nodes == {
+        "author": {0: {}, 1: {}, 2: {}},
+        "paper": {0: {"x": [1, 2], "y": 7}, 1: {"x": [3, 4], "y": 8}, 2: {"x": [5, 6], "y": 9}},
+    }
+    assert found.edges == {
+        ("author", "writes", "paper"): [(2, 0), (0, 2)],
+        ("paper", "cites", "paper"): [(0, 1), (1, 2)],
+        ("paper", "likes", "paper"): [(0, 2)],
+    }
+    assert found.splits == {"paper": {"train": [0, 2]}}
+
+
+def test_what_distdgl_asks_for_and_the_files_do_not_have(distdgl: Path) -> None:
+    save(distdgl, likes=[[0, 2], [1, 1]])
+    assert "likes.npy: [2, 2] can be read in two ways" in refusal("distdgl", distdgl)
+    save(distdgl, likes=[[0, 2]], label1=[8])
+    assert "label: 2 rows for 3 nodes" in refusal("distdgl", distdgl)
+    (distdgl / "feat1.npy").unlink()
+    assert refusal("distdgl", distdgl).endswith(f"no such file or directory: {distdgl / 'feat1.npy'}")
+
+
+def test_dgl(folder: Path) -> None:
+    (folder / "meta.yaml").write_text(
+        "dataset_name: d\nseparator: ';'\n"
+        "edge_data:\n- {file_name: e.csv, etype: [user, likes, item], src_id_field: u}\n"
+        "node_data:\n- {file_name: u.csv, ntype: user}\n"
+        "- {file_name: i.csv, ntype: item, node_id_field: sku}\n"
+    )
+    write(folder, e="u;dst_id;weight\n7;a;0.5\n5;b;1.5\n", i="sku;price\na;3\nb;4\n")
+    write(folder, u="node_id;label;train_mask;val_mask\n5;1;True;False\n7;0;False;True\n")
+    found = build("dgl", folder / "meta.yaml")
+    assert found.nodes == {"user": {5: {"y": 1}, 7: {"y": 0}}, "item": {"a": {"price": 3}, "b": {"price": 4}}}
+    assert found.edges == {("user", "likes", "item"): [(7, "a", 0.5), (5, "b", 1.5)]}
+    assert found.splits == {"user": {"train": [5], "val": [7]}}
+
+
+def test_dgl_of_one_type(folder: Path) -> None:
+    (folder / "meta.yaml").write_text(
+        "dataset_name: d\nedge_data:\n- file_name: e.csv\nnode_data:\n- file_name: n.csv\n"
+    )
+    write(folder, e="src_id,dst_id\n4,1\n1,4\n", n="node_id,train_mask\n1,0\n4,1\n")
+    found = build("dgl", folder)
+    assert (found.nodes, found.edges) == ({"node": {1: {}, 4: {}}}, {HOMOGENEOUS: [(4, 1), (1, 4)]})
+    assert found.splits == {"node": {"train": [4]}}
+    write(folder, n="graph_id,node_id\n0,1\n1,4\n")
+    assert "n.csv: column 'graph_id': a data set of several graphs is no graph" in refusal("dgl", folder)
+
+
+GRAPHBOLT = """
+dataset_name: d
+graph:
+  nodes: [{type: user, num: 3}, {type: item, num: 2}]
+  edges:
+  - {type: "user:buys:item", format: csv, path: edges/buys.csv}
+  - {type: "user:knows:user", format: numpy, path: edges/knows.npy}
+feature_data:
+- {domain: node, type: user, name: feat, format: numpy, in_memory: false, path: feat.npy}
+- {domain: node, type: user, name: age, format: numpy, path: age.npy}
+- {domain: edge, type: "user:knows:user", name: w, format: numpy, path: age.npy}
+tasks:
+- name: node_classification
+  num_classes: 2
+  train_set:
+  - type: user
+    data: [{name: seeds, format: numpy, path: train.npy}, {name: labels, format: numpy, path: y.npy}]
+  validation_set:
+  - {type: user, data: [{name: seeds, format: numpy, path: val.npy}]}
+- name: link_prediction
+  train_set:
+  - {type: "user:buys:item", data: [{name: seeds, format: numpy, path: pairs.npy}]}
+"""
+
+
+@pytest.fixture
+def graphbolt(folder: Path) -> Path:
+    (folder / "edges").mkdir()
+    (folder / "edges" / "buys.csv").write_text("0,1\n2,0\n")
+    np.save(folder / "edges" / "knows.npy", np.array([[0, 1], [1, 2]]))
+    save(folder, feat=[[1.0], [2.0], [3.0]], age=[4, 5, 6], train=[2, 0], val=[1], y=[1, 0], pairs=[[0, 1]])
+    (folder / "metadata.yaml").write_text(GRAPHBOLT)
+    return folder
+
+
+def test_graphbolt(graphbolt: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found = build("graphbolt", graphbolt, "--dtype", "x=float32")
+    users = {0: {"age": 4, "x": [1]}, 1: {"age": 5, "x": [2]}, 2: {"age": 6, "x": [3]}}
+    assert found.nodes == {"user": users, "item": {0: {}, 1: {}}}
+    assert found.edges == {
+        ("user", "buys", "item"): [(0, 1), (2, 0)],
+        ("user", "knows", "user"): [(0, 1), (1, 2)],
+    }
+    assert found.splits == {"user": {"train": [0, 2], "val": [1]}}
+    for part in (
+        "labels of train_set of node_classification: columns of some nodes only",
+        "train_set of link_prediction: seeds that are edges",
+        "feature 'w' of edges",
+    ):
+        assert f"left out {part}" in caplog.text
+
+
+def test_graphbolt_with_pickles(graphbolt: Path) -> None:
+    (graphbolt / "feat.pt").write_text("")
+    text = GRAPHBOLT.replace(
+        "format: numpy, in_memory: false, path: feat.npy", "format: torch, path: feat.pt"
+    )
+    (graphbolt / "metadata.yaml").write_text(text)
+    assert "feat.pt: pickles are never loaded: save the tensor with numpy.save" in refusal(
+        "graphbolt", graphbolt
+    )
+    (graphbolt / "metadata.yaml").write_text("graph_topology: {type: FusedCSCSamplingGraph, path: g.pt}\n")
+    assert "graph_topology is a pickle" in refusal("graphbolt", graphbolt)
+
+
+GRAPHSTORM: dict[str, Any] = {
+    "version": "gconstruct-v0.1",
+    "nodes": [
+        {
+            "node_id_col": "pid",
+            "node_type": "paper",
+            "format": {"name": "parquet"},
+            "files": "papers*.parquet",
+            "features": [
+                {"feature_col": ["a", "b"], "feature_name": "ab", "out_dtype": "float32"},
+                {"feature_col": "venue", "transform": {"name": "to_categorical"}},
+                {"feature_col": "year", "transform": {"name": "max_min_norm"}},
+                {"feature_col": "title", "transform": {"name": "bert_hf"}},
+            ],
+            "labels": [
+                {
+                    "label_col": "field",
+                    "task_type": "classification",
+                    "custom_split_filenames": {
+                        "train": "train.parquet",
+                        "valid": "val.parquet",
+                        "column": ["pid"],
+                    },
+                }
+            ],
+        },
+        {
+            "node_id_col": "n",
+            "node_type": "author",
+            "format": {"name": "csv", "separator": "|"},
+            "files": ["a.csv"],
+        },
+    ],
+    "edges": [
+        {
+            "source_id_col": "who",
+            "dest_id_col": "what",
+            "relation": ["author", "writes", "paper"],
+            "format": {"name": "csv", "separator": "|"},
+            "files": ["w.csv"],
+            "features": [{"feature_col": ["n"], "feature_name": "order"}],
+            "labels": [{"task_type": "link_prediction", "split_pct": [1.0, 0, 0]}],
+        }
+    ],
+}
+
+
+@pytest.fixture
+def graphstorm(folder: Path) -> Path:
+    papers = {
+        "pid": ["p", "q"],
+        "a": [1.0, 2.0],
+        "b": [3, 4],
+        "venue": ["kdd", "icml"],
+        "year": [2001, 2002],
+        "title": ["x", "y"],
+        "field": ["ml", "db"],
+        "unused": ["z", "z"],
+    }
+    pq.write_table(pa.table(papers), folder / "papers0.parquet")
+    for name, ids in {"train": ["q"], "val": ["p"]}.items():
+        pq.write_table(pa.table({"pid": ids}), folder / f"{name}.parquet")
+    write(folder, a="n|other\n3|4\n5|6\n", w="who|what|n\n5|p|1\n3|q|2\n")
+    (folder / "config.json").write_text(json.dumps(GRAPHSTORM))
+    return folder
+
+
+def test_graphstorm(graphstorm: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found = build("graphstorm", graphstorm / "config.json")
+    assert found.nodes == {
+        "paper": {
+            "p": {"ab": [1, 3], "venue": [0, 1], "year": 2001, "y": 1},
+            "q": {"ab": [2, 4], "venue": [1, 0], "year": 2002, "y": 0},
+        },
+        "author": {3: {}, 5: {}},
+    }
+    assert found.edges == {("author", "writes", "paper"): [(5, "p", 1), (3, "q", 2)]}
+    assert found.splits == {"paper": {"train": ["q"], "val": ["p"]}}
+    assert "left out feature 'title' of paper: transform bert_hf" in caplog.text
+    assert "left out transform max_min_norm of feature 'year' of paper: it is stored as it is" in caplog.text
+
+
+def test_graphstorm_names_what_is_missing(graphstorm: Path) -> None:
+    def changed(key: str, value: Any) -> str:
+        nodes = [GRAPHSTORM["nodes"][0] | {key: value}, GRAPHSTORM["nodes"][1]]
+        (graphstorm / "config.json").write_text(json.dumps(GRAPHSTORM | {"nodes": nodes}))
+        return refusal("graphstorm", graphstorm)
+
+    assert "nodes[0]: no reader for hdf5: write it as Parquet" in changed("format", {"name": "hdf5"})
+    assert "papers*.parquet: no column 'x'; columns: 'pid'" in changed("features", [{"feature_col": "x"}])
+    assert "no such file or directory: " in changed("files", ["none.parquet"])
+
+
+def test_neo4j(folder: Path) -> None:
+    write(
+        folder,
+        movies="movieId:ID(Movie),title,year:int,:LABEL\n1,Alien,1979,Movie\n2,Aliens,1986,Movie;Sequel\n",
+    )
+    write(folder, **{"people-header": "id:ID(Person),age:int,score:double\n"})
+    write(folder, **{"people-part1": "ann,31,0.5\n", "people-part2": "bob,40,1.5\n"})
+    write(folder, acted=":START_ID(Person),role,:END_ID(Movie),:TYPE\nann,x,1,ACTED_IN\nbob,y,2,ACTED_IN\n")
+    write(
+        folder,
+        links=":START_ID(Person),since:short,:END_ID(Person),:TYPE\nann,3,bob,KNOWS\nbob,4,ann,LIKES\n",
+    )
+    found = build("neo4j", folder, "--drop", "Movie:title", "--drop", "Person,ACTED_IN,Movie:role")
+    assert found.nodes == {
+        "Movie": {1: {"year": 1979}, 2: {"year": 1986}},
+        "Person": {"ann": {"age": 31, "score": 0.5}, "bob": {"age": 40, "score": 1.5}},
+    }
+    assert found.edges == {
+        ("Person", "ACTED_IN", "Movie"): [("ann", 1), ("bob", 2)],
+        ("Person", "KNOWS", "Person"): [("ann", "bob", 3)],
+        ("Person", "LIKES", "Person"): [("bob", "ann", 4)],
+    }
+
+
+def test_neo4j_with_one_id_space(folder: Path) -> None:
+    write(folder, movies="movieId:ID,year:int,:LABEL\nm1,1979,Movie\nm2,1986,Movie;Sequel\n")
+    write(folder, actors="personId:ID,:LABEL\nann,Actor\n")
+    write(folder, roles=":START_ID,:END_ID,:TYPE\nann,m2,ACTED_IN\n")
+    found = build("neo4j", folder)
+    assert found.nodes == {"Movie": {"m1": {"year": 1979}, "m2": {"year": 1986}}, "Actor": {"ann": {}}}
+    assert found.edges == {("Actor", "ACTED_IN", "Movie"): [("ann", "m2")]}
+    write(folder, roles=":START_ID,:END_ID,:TYPE\nann,m2,ACTED_IN\nann,ann,KNOWS\n")
+    assert "roles.csv" in refusal(
+        "neo4j", folder
+    )  # Of several types of ends: ids of another type are unknown.
+
+
+def test_neo4j_with_arrays(folder: Path) -> None:
+    write(folder, movies=":ID(Movie),x:float[]\n1,0.5;1.5\n", edges=":START_ID(Movie),:END_ID(Movie)\n1,1\n")
+    advice = "column 'x:float[]': arrays cannot be read yet; --drop 'Movie:x:float[[]]' leaves it out"
+    assert advice in refusal("neo4j", folder)
+    found = build("neo4j", folder, "--drop", "Movie:x:float[[]]")
+    assert (found.nodes, found.edges) == ({"Movie": {1: {}}}, {("Movie", "edges", "Movie"): [(1, 1)]})
+
+
+def test_neptune(folder: Path) -> None:
+    (folder / "nodes").mkdir()
+    (folder / "edges").mkdir()
+    write(
+        folder / "nodes",
+        **{"p-0": "~id,~label,age:Int\nv1,person,29\n", "p-1": "~id,~label,age:Int\nv2,person,27\n"},
+    )
+    write(folder / "edges", e="~id,~from,~to,~label,w:Double\ne1,v1,v2,knows,0.5\ne2,v2,v1,created,1.0\n")
+    found = build("neptune", folder)
+    assert found.nodes == {"person": {"v1": {"age": 29}, "v2": {"age": 27}}}
+    assert found.edges == {
+        ("person", "knows", "person"): [("v1", "v2", 0.5)],
+        ("person", "created", "person"): [("v2", "v1", 1.0)],
+    }
+
+
+def test_snap(folder: Path) -> None:
+    with gzip.open(folder / "g.csv.gz", "wt") as file:
+        file.write("# Directed graph: g.txt\n# FromNodeId\tToNodeId\tSign\n0\t7\t-1\n7\t3\t1\n")
+    found = build("snap", folder / "g.csv.gz")
+    assert found.edges == {HOMOGENEOUS: [(0, 7, -1), (7, 3, 1)]}
+    assert set(found.nodes["node"]) == {0, 3, 7}
+    write(folder, four="6,2,4,1289241911.5\n")
+    assert "4 columns, and no line names them: add --csv-columns src,dst,NAME" in refusal(
+        "snap", folder / "four.csv"
+    )
+    assert build("snap", folder / "four.csv", "--csv-columns", "src,dst,rating,at").edges == {
+        HOMOGENEOUS: [(6, 2, 1289241911.5, 4)]
+    }
+
+
+@pytest.mark.parametrize("form", [form.value for form in Form])
+def test_a_path_that_is_not_of_the_form_is_one_line(folder: Path, form: str) -> None:
+    assert len(refusal(form, folder / "none").splitlines()) == 1
+    assert str(folder) in refusal(form, folder)
+
+
+def test_options_of_the_command_line_win(folder: Path) -> None:
+    rows = ":ID(N),a:int,b:string,c:int,:LABEL\n1,5,x,7,P\n2,6,y,8,Q\n"
+    write(folder, n=rows, e=":START_ID(N),:END_ID(N)\n1,2\n")
+    options = ("--encode", "N:b", "--rename", "N::LABEL=kind", "--encode", "N:kind", "--drop", "N:a:int")
+    found = build("neo4j", folder, *options, "--dtype", "N:c=float64")
+    assert found.nodes == {"N": {1: {"b": 0, "kind": 0, "c": 7}, 2: {"b": 1, "kind": 1, "c": 8}}}
+    assert Graph.open("graph").schema.nodes["N"].columns["c"].dtype == "F64"
+
+
+def test_names_of_types_may_be_odd(folder: Path) -> None:
+    write(
+        folder,
+        n=":ID(Gene [human])\n1\n2\n",
+        e=":START_ID(Gene [human]),:END_ID(Gene [human]),:TYPE\n1,2,a-b c\n",
+    )
+    assert build("neo4j", folder).edges == {("Gene [human]", "a-b c", "Gene [human]"): [(1, 2)]}
+    write(folder, n=":ID(a=b)\n1\n2\n", e=":START_ID(a=b),:END_ID(a=b)\n1,2\n")
+    assert "type 'a=b': a name of a type has no comma, colon, = or /" in refusal("neo4j", folder)
