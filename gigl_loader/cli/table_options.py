@@ -80,9 +80,11 @@ class _Scoped:
             self.by_type[key] = _with(found, kind, name, right)
 
     def csv_of(self, key: _Key, role: Role) -> CsvFormat:
-        """Return the format of the CSV files of a table. Names with an end are of edges."""
-        for scope, names in sorted(self.csv_columns, key=lambda each: each[0] is None):
-            if scope == key or (scope is None and ("src" in names or "dst" in names) == (role == "edges")):
+        """Return the format of the CSV files of a table. Names with an end are of edges, ``id`` of splits."""
+        by_scope = sorted(self.csv_columns, key=lambda each: (each[0] is None, each[1] == ("id",)))
+        for scope, names in by_scope:
+            fits = scope == key or (scope is None and ("src" in names or "dst" in names) == (role == "edges"))
+            if fits and (role != "ids" or names == ("id",)):
                 return replace(self.csv, columns=names)
         return self.csv
 
@@ -379,7 +381,7 @@ def _all_options(scoped: _Scoped, key: _Key, role: Role) -> ColumnOptions:
         rename={**shared.rename, **own.rename},
         stack={**shared.stack, **own.stack},
         dtypes={**shared.dtypes, **own.dtypes},
-        csv=scoped.csv if role == "ids" else scoped.csv_of(key, role),
+        csv=scoped.csv_of(key, role),
     )
 
 

@@ -406,6 +406,50 @@ def test_snap(folder: Path) -> None:
     }
 
 
+def packed(folder: Path, **texts: str) -> None:
+    """Write files with compression, as OGB does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        with gzip.open(folder / f"{name.replace('_', '-')}.csv.gz", "wt") as file:
+            file.write(text)
+
+
+def test_ogb(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = folder / "ogbn_products"
+    packed(data / "raw", edge="0,1\n2,0\n", num_node_list="3\n", num_edge_list="2\n")
+    packed(data / "raw", node_feat="0.5,1\n1,0\n0,2.5\n")
+    packed(data / "split" / "sales_ranking", train="2\n0\n", valid="1\n")
+    found = build("ogb", data)
+    assert found.nodes == {"node": {0: {"x": [0.5, 1]}, 1: {"x": [1, 0]}, 2: {"x": [0, 2.5]}}}
+    assert found.edges == {HOMOGENEOUS: [(0, 1), (2, 0)]}
+    assert found.splits == {"node": {"train": [0, 2], "val": [1]}}
+    assert Graph.open("graph").schema.nodes["node"].columns["x"].dtype == "F32"
+    assert "left out reversed edges, which OGB's own loader adds to this data set" in caplog.text
+    assert build("ogb", data, "--undirected").edges == {HOMOGENEOUS: [(0, 1), (2, 0), (1, 0), (0, 2)]}
+    packed(data / "raw", node_label="5\n6\n7\n")
+    assert "files side by side cannot be read yet" in refusal("ogb", data)
+    packed(data / "raw", num_node_list="3\n2\n")
+    assert "raw: 2 graphs, not one" in refusal("ogb", data)
+
+
+def test_ogb_of_several_types(folder: Path) -> None:
+    raw = folder / "raw"
+    packed(
+        raw, num_node_dict="author,paper\n2,3\n", triplet_type_list="author,writes,paper\npaper,cites,paper\n"
+    )
+    packed(raw / "relations" / "author___writes___paper", edge="1,2\n0,0\n")
+    packed(raw / "relations" / "paper___cites___paper", edge="1,0\n")
+    packed(raw / "node-label" / "paper", node_label="4\n5\n6\n")
+    packed(folder / "split" / "time" / "paper", train="0\n1\n", valid="2\n")
+    found = build("ogb", folder)
+    assert found.nodes == {"author": {0: {}, 1: {}}, "paper": {0: {"y": 4}, 1: {"y": 5}, 2: {"y": 6}}}
+    assert found.edges == {
+        ("author", "writes", "paper"): [(1, 2), (0, 0)],
+        ("paper", "cites", "paper"): [(1, 0)],
+    }
+    assert found.splits == {"paper": {"train": [0, 1], "val": [2]}}
+
+
 @pytest.mark.parametrize("form", [form.value for form in Form])
 def test_a_path_that_is_not_of_the_form_is_one_line(folder: Path, form: str) -> None:
     assert len(refusal(form, folder / "none").splitlines()) == 1

@@ -25,6 +25,7 @@ class Form(str, Enum):
     graphstorm = "graphstorm"
     neo4j = "neo4j"
     neptune = "neptune"
+    ogb = "ogb"
     relbench = "relbench"
     snap = "snap"
 
@@ -45,7 +46,16 @@ def with_manifest(options: TableOptions) -> tuple[TableOptions, list[RelationalT
 
 
 def _readers() -> dict[Form, Callable[[Listing], None]]:
-    from gigl_loader.cli.manifests import dgl, distdgl, graphbolt, graphstorm, property_graph, relbench, snap
+    from gigl_loader.cli.manifests import (
+        dgl,
+        distdgl,
+        graphbolt,
+        graphstorm,
+        ogb,
+        property_graph,
+        relbench,
+        snap,
+    )
 
     return {
         Form.dgl: dgl.read,
@@ -54,6 +64,7 @@ def _readers() -> dict[Form, Callable[[Listing], None]]:
         Form.graphstorm: graphstorm.read,
         Form.neo4j: property_graph.read,
         Form.neptune: property_graph.read,
+        Form.ogb: ogb.read,
         Form.relbench: relbench.read,
         Form.snap: snap.read,
     }

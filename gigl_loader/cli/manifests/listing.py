@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import glob
+import gzip
 import logging
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -104,6 +105,22 @@ class Listing:
         """Add the files of a node table, or its number of nodes."""
         for each in [str(files)] if isinstance(files, int) else files:
             self.add("nodes", f"{self.scope(kind)}={each}")
+
+    def beside(self, kind: NodeType | EdgeType, columns: Mapping[str, str]) -> list[str]:
+        """Return the files of a table of which each holds one column, or vector, without a header line."""
+        [(name, file), *others] = columns.items()
+        if others:
+            listed = ", ".join(columns.values())
+            raise ValueError(f"{self.path}: files side by side cannot be read yet: {listed}")
+        with gzip.open(file, "rt") as lines:
+            values = lines.readline().strip().split(",")
+        names = [name] if len(values) == 1 else [f"{name}_{at}" for at in range(len(values))]
+        self.names(kind, names)
+        if len(names) > 1:
+            self.column("stack", kind, name, f"{name}_*")
+        if any("." in value for value in values):
+            self.column("dtypes", kind, name, "float32")
+        return [file]
 
     def edges(self, kind: EdgeType, files: Sequence[str]) -> None:
         """Add the files of an edge table."""

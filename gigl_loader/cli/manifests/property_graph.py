@@ -7,7 +7,6 @@ import gzip
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from errno import ENOTDIR
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,7 +78,7 @@ class _Source:
 def read(listing: Listing) -> None:
     """Add the tables of all CSV files of a directory. No file of edges is refused."""
     if not listing.path.is_dir():
-        raise NotADirectoryError(ENOTDIR, "give the directory of the CSV files", str(listing.path))
+        raise ValueError(f"{listing.path}: give the directory of the CSV files")
     sources = _sources(listing)
     edges = [source for source in sources if source.field("START_ID")]
     if not edges:

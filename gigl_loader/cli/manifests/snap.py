@@ -18,7 +18,7 @@ _MAX_COMMENTS = 1000
 def read(listing: Listing) -> None:
     """Add the file. Its first two columns are the ends."""
     if listing.path.is_dir():
-        raise IsADirectoryError(21, "give the file", str(listing.path))
+        raise ValueError(f"{listing.path}: give the file of edges")
     opened = gzip.open if listing.path.suffix == ".gz" else open
     with opened(listing.path, "rt", encoding="utf-8", errors="replace") as file:
         lines = [line.strip() for line in islice(file, _MAX_COMMENTS)]
