@@ -45,7 +45,8 @@ _Key = NodeType | EdgeType
 _Default = TypeVar("_Default", NodeType, None)
 
 
-def _csv_format(options: TableOptions) -> CsvFormat:
+def csv_format(options: TableOptions) -> CsvFormat:
+    """Return the format of text files, without names of columns."""
     tab = options.csv_delimiter in ("tab", "\\t")
     quote = "" if options.csv_quote == "none" else options.csv_quote
     return CsvFormat("\t" if tab else options.csv_delimiter, quote)
@@ -140,7 +141,7 @@ def open_tables(options: TableOptions) -> GraphTables:
     edges = _by_type(options.edges, "--edges")
     nodes = _by_type(options.nodes, "--nodes")
     types = {_said(key): key for key in (*edges, *nodes, *_labels(options.labels))}
-    scoped = _Scoped(_csv_format(options), types)
+    scoped = _Scoped(csv_format(options), types)
     for option, values, kind in (
         ("--rename", options.rename, "rename"),
         ("--stack", options.stack, "stack"),
@@ -471,7 +472,7 @@ def read_assigner(values: Sequence[str], options: TableOptions) -> Assigner | Gr
 
     ``ValueError`` for an unknown name, and for a type without files or with them twice.
     """
-    of_csv = ColumnOptions(csv=_csv_format(options))
+    of_csv = ColumnOptions(csv=csv_format(options))
     files: dict[NodeType, str] = {}
     for value in values:
         node_type, equals, each = value.partition("=")

@@ -191,6 +191,9 @@ tasks:
     data: [{name: seeds, format: numpy, path: train.npy}, {name: labels, format: numpy, path: y.npy}]
   validation_set:
   - {type: user, data: [{name: seeds, format: numpy, path: val.npy}]}
+- name: node_regression
+  train_set:
+  - {type: user, data: [{format: numpy, path: val.npy}]}
 - name: link_prediction
   train_set:
   - {type: "user:buys:item", data: [{name: seeds, format: numpy, path: pairs.npy}]}
@@ -220,6 +223,7 @@ def test_graphbolt(graphbolt: Path, caplog: pytest.LogCaptureFixture) -> None:
         "labels of train_set of node_classification: columns of some nodes only",
         "train_set of link_prediction: seeds that are edges",
         "feature 'w' of edges",
+        f"{graphbolt / 'val.npy'}: user has a split 'train' already",
     ):
         assert f"left out {part}" in caplog.text
 
@@ -367,6 +371,18 @@ def test_neo4j_with_one_id_space(folder: Path) -> None:
     )  # Of several types of ends: ids of another type are unknown.
 
 
+def test_neo4j_with_another_delimiter(folder: Path) -> None:
+    write(
+        folder,
+        movies=":ID(Movie)\tyear:int\n1\t1979\n2\t1986\n",
+        next=":START_ID(Movie)\t:END_ID(Movie)\n1\t2\n",
+    )
+    for options in ((), ("--csv-delimiter", "tab")):
+        found = build("neo4j", folder, *options)
+        assert found.nodes == {"Movie": {1: {"year": 1979}, 2: {"year": 1986}}}
+        assert found.edges == {("Movie", "next", "Movie"): [(1, 2)]}
+
+
 def test_neo4j_with_arrays(folder: Path) -> None:
     write(folder, movies=":ID(Movie),x:float[]\n1,0.5;1.5\n", edges=":START_ID(Movie),:END_ID(Movie)\n1,1\n")
     advice = "column 'x:float[]': arrays cannot be read yet; --drop 'Movie:x:float[[]]' leaves it out"
@@ -380,7 +396,7 @@ def test_neptune(folder: Path) -> None:
     (folder / "edges").mkdir()
     write(
         folder / "nodes",
-        **{"p-0": "~id,~label,age:Int\nv1,person,29\n", "p-1": "~id,~label,age:Int\nv2,person,27\n"},
+        **{"p-0": "~id, ~label, age:Int\nv1,person,29\n", "p-1": "~id, ~label, age:Int\nv2,person,27\n"},
     )
     write(folder / "edges", e="~id,~from,~to,~label,w:Double\ne1,v1,v2,knows,0.5\ne2,v2,v1,created,1.0\n")
     found = build("neptune", folder)
@@ -448,6 +464,17 @@ def test_ogb_of_several_types(folder: Path) -> None:
         ("paper", "cites", "paper"): [(1, 0)],
     }
     assert found.splits == {"paper": {"train": [0, 1], "val": [2]}}
+
+
+def test_movielens(folder: Path) -> None:
+    write(folder, ratings="userId,movieId,rating,timestamp\n1,31,2.5,1260759144\n7,10,4.0,1260759179\n")
+    write(
+        folder, movies="movieId,title,genres\n10,GoldenEye (1995),Action|Thriller\n31,Dangerous Minds,Drama\n"
+    )
+    found = build("movielens", folder, "--drop", "title,genres")
+    assert found.nodes == {"movie": {10: {}, 31: {}}, "user": {1: {}, 7: {}}}
+    assert found.edges == {("user", "rates", "movie"): [(1, 31, 2.5, 1260759144), (7, 10, 4.0, 1260759179)]}
+    assert Graph.open("graph").schema.edges["user", "rates", "movie"].times == ("time",)
 
 
 @pytest.mark.parametrize("form", [form.value for form in Form])

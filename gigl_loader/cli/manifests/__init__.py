@@ -23,6 +23,7 @@ class Form(str, Enum):
     distdgl = "distdgl"
     graphbolt = "graphbolt"
     graphstorm = "graphstorm"
+    movielens = "movielens"
     neo4j = "neo4j"
     neptune = "neptune"
     ogb = "ogb"
@@ -51,6 +52,7 @@ def _readers() -> dict[Form, Callable[[Listing], None]]:
         distdgl,
         graphbolt,
         graphstorm,
+        movielens,
         ogb,
         property_graph,
         relbench,
@@ -62,6 +64,7 @@ def _readers() -> dict[Form, Callable[[Listing], None]]:
         Form.distdgl: distdgl.read,
         Form.graphbolt: graphbolt.read,
         Form.graphstorm: graphstorm.read,
+        Form.movielens: movielens.read,
         Form.neo4j: property_graph.read,
         Form.neptune: property_graph.read,
         Form.ogb: ogb.read,

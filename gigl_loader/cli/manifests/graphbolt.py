@@ -63,12 +63,16 @@ def _splits(listing: Listing, task: Entry) -> None:
     name = task.text("name", "a task")
     for key, split in _SETS.items():
         for entry in task.entries(key):
-            data = {each.text("name", "seeds"): _npy(listing, each) for each in entry.entries("data")}
+            names = ["seeds", *(f"data {number}" for number in range(1, 100))]  # Of early versions.
+            data = {
+                each.text("name", name): _npy(listing, each)
+                for name, each in zip(names, entry.entries("data"), strict=False)
+            }
             seeds = data.pop("seeds", None) or data.pop("seed_nodes", None)
             if seeds is None or listing.npy(seeds)[1] or ":" in entry.text("type", ""):
                 listing.leave_out(f"{key} of {name}: seeds that are edges")
                 continue
-            listing.add("splits", f"{listing.scope(entry.text('type', HOMOGENEOUS_NODE))}:{split}={seeds}")
+            listing.split(entry.text("type", HOMOGENEOUS_NODE), split, seeds)
             if data:
                 listing.leave_out(f"{', '.join(data)} of {key} of {name}: columns of some nodes only")
 

@@ -113,5 +113,8 @@ def _split(listing: Listing, label: Entry, kind: NodeType | EdgeType, ids: str) 
         raise ValueError(f"{custom.where}: column must be {ids!r}, the ids of {kind}")
     else:
         for key, split in _SPLITS.items():
-            for file in listing.files(custom.texts(key)):
-                listing.add("splits", f"{listing.scope(kind)}:{split}={file}")
+            files = listing.files(custom.texts(key))
+            if len(files) > 1:
+                raise ValueError(f"{custom.where}: {key} has {len(files)} files: write one")
+            for file in files:
+                listing.split(kind, split, file)

@@ -15,11 +15,12 @@ from typing import Any
 from gigl_loader.cli.build_options import TableOptions
 from gigl_loader.cli.manifests.entry import Entry
 from gigl_loader.cli.schema_file import RelationalTable
+from gigl_loader.cli.table_options import csv_format
 from gigl_loader.graph.folder import is_uri
 from gigl_loader.graph.schema import Column, EdgeType, NodeType
 from gigl_loader.partition.readers import Table
 from gigl_loader.partition.readers.npy_table import npy_table
-from gigl_loader.partition.sources import ColumnOptions, CsvFormat, open_files
+from gigl_loader.partition.sources import ColumnOptions, open_files
 from gigl_loader.regular_files import read_whole
 from gigl_loader.strict_json import read_json
 
@@ -92,7 +93,8 @@ class Listing:
 
     def table(self, files: Sequence[str], delimiter: str | None = None, names: Sequence[str] = ()) -> Table:
         """Open files, of which text files may have no header line but ``names``, as they are."""
-        csv = CsvFormat(self.given.csv_delimiter or delimiter, columns=tuple(names))
+        csv = csv_format(self.given)
+        csv = replace(csv, delimiter=csv.delimiter or delimiter, columns=tuple(names))
         return open_files(files, role="nodes", options=ColumnOptions(csv=csv))
 
     def npy(self, file: str) -> tuple[int, tuple[int, ...]]:
@@ -162,6 +164,14 @@ class Listing:
             raise ValueError(
                 f"{self.path}: column {name!r}: {why}; --drop {shlex.quote(str(column))} leaves it out"
             )
+
+    def split(self, kind: NodeType, name: str, file: str) -> None:
+        """Add the file of the ids of a split. A second one of the same name is left out."""
+        scope = f"{self.scope(kind)}:{name}="
+        if any(value.startswith(scope) for value in self._added.get("splits", ())):
+            self.leave_out(f"{file}: {kind} has a split {name!r} already")
+        else:
+            self.add("splits", scope + file)
 
     def add(self, option: str, value: str) -> None:
         """Add an option by the name of its field in ``TableOptions``."""

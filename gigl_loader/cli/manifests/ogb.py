@@ -82,7 +82,7 @@ def _splits(listing: Listing, folders: dict[NodeType, str]) -> None:
             for name, split in _SPLITS.items():
                 if (file := folder / inner / f"{name}.csv.gz").exists():
                     listing.names(kind, ["id"])
-                    listing.add("splits", f"{listing.scope(kind)}:{split}={file}")
+                    listing.split(kind, split, str(file))
 
 
 def _column(file: Path) -> str:

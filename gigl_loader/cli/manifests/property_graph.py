@@ -6,12 +6,13 @@ import csv
 import gzip
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gigl_loader.cli.manifests.listing import RESERVED
+from gigl_loader.cli.table_options import csv_format
 from gigl_loader.graph.schema import EdgeType, NodeType
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class _Source:
             names = () if self.has_header else [each.column for each in self.fields]
             table = listing.table(self.files, self.delimiter, names)
             for chunk in table.read([field.column], _ROWS):
-                yield {str(value) for value in chunk[field.column].tolist()}
+                yield {str(value) for value in set(chunk[field.column].tolist())}
 
 
 def read(listing: Listing) -> None:
@@ -133,27 +134,30 @@ def _belongs(path: Path, header: Path) -> bool:
 
 
 def _source(listing: Listing, name: str, files: Sequence[str], line: str, *, has_header: bool) -> _Source:
-    marks = _DELIMITERS if listing.given.csv_delimiter is None else listing.given.csv_delimiter
-    for mark in marks:
+    given = csv_format(listing.given).delimiter
+    for mark in _DELIMITERS if given is None else [given]:
         texts = next(csv.reader([line], delimiter=mark), [])
-        fields = tuple(_field(text, number, has_header=has_header) for number, text in enumerate(texts))
+        fields = [_field(text.strip(), number) for number, text in enumerate(texts)]
         roles = {each.role for each in fields}
         if {"START_ID", "END_ID"} <= roles or roles & {"ID", "START_ID"} == {"ID"}:
-            return _Source(name, tuple(files), fields, mark, has_header)
+            if has_header:
+                columns = listing.table(files, mark).columns
+                fields = [replace(each, column=column) for each, column in zip(fields, columns, strict=True)]
+            return _Source(name, tuple(files), tuple(fields), mark, has_header)
     raise ValueError(
         f"{files[0]}: its first line is no header of {listing.form}, and it has no {name}-header.csv"
     )
 
 
-def _field(text: str, number: int, *, has_header: bool) -> _Field:
-    shown = _TILDES.get(text.strip(), text.strip())
+def _field(text: str, number: int) -> _Field:
+    shown = _TILDES.get(text, text)
     if (found := _ROLE.fullmatch(shown)) is not None:
         role = found[1]
         name = _NEW_NAMES.get(role, f"{role}_{number}" if role == "IGNORE" else role)
-        return _Field(text if has_header else name, name, role, found[2] or "", "")
+        return _Field(name, name, role, found[2] or "", "")
     typed = _PROPERTY.fullmatch(shown)
     name, kind = (typed[1], typed[2].lower()) if typed else (shown, "")
-    return _Field(text if has_header else name, name, "", "", kind)
+    return _Field(name, name, "", "", kind)
 
 
 def _node_type(listing: Listing, source: _Source) -> NodeType:
