@@ -53,7 +53,8 @@ def exit_code(error: Exception) -> int:
 
 def one_line(error: Exception) -> str:
     """Return the error in one line, as by ``printable``. An unexpected one is named by its type as well."""
-    text = " ".join(str(naming_extra(error) if isinstance(error, ImportError) else error).split())
+    told = error.args[0] if getattr(error, "program", ()) else error
+    text = " ".join(str(naming_extra(error) if isinstance(error, ImportError) else told).split())
     if isinstance(error, FileNotFoundError) and error.filename is not None:
         text = f"no such file or directory: {error.filename}"
     if isinstance(error, IsADirectoryError) and error.filename is not None:
@@ -78,6 +79,8 @@ def reported(command: _Command) -> _Command:
             if os.environ.get(DEBUG_VARIABLE, "") not in ("", "0"):
                 raise
             say(f"gigl-loader: {one_line(error)}", file=sys.stderr)
+            for line in getattr(error, "program", ()):  # A file that has no reader: Python that reads it.
+                say(f"    {line}", file=sys.stderr)
             raise typer.Exit(exit_code(error)) from error
 
     return run  # type: ignore[return-value]

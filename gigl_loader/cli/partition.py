@@ -50,9 +50,9 @@ def partition(
 
     gigl-loader partition graph --edges edges.csv --nodes nodes.parquet -p 2
 
-    FILES are .parquet, .csv or .tsv (or a pattern, or a directory of them),
-    .npy files of one column each (a.npy,b.npy or a directory), or for edges
-    one .npy of shape [2, E]. Tables, OUT and the scratch may be URIs, such as
+    FILES are text (CSV), .parquet, .arrow or .orc (or a pattern, or a directory
+    of them), .npy files of one column each (a.npy,b.npy or a directory), or for
+    edges one .npy of shape [2, E]. Tables, OUT and the scratch may be URIs, such as
     s3://bucket/path (no .npy there).
 
     Large tables are read and sorted by several tasks at once, in processes of

@@ -1,15 +1,26 @@
-"""Files of a table: those that a text names, and the reader of each."""
+"""Files of a table: those that a text names, the reader of each, and columns in names of directories."""
 
 from __future__ import annotations
 
 import glob
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeAlias
+from urllib.parse import unquote
 
-from gigl_loader.graph.folder import is_uri
-from gigl_loader.partition.readers import Table
+import numpy as np
+
+from gigl_loader.arrays import Array
+from gigl_loader.errors import FormatError
+from gigl_loader.graph.folder import is_uri, shown
+from gigl_loader.graph.schema import Column
+from gigl_loader.partition.foreign_files import foreign_directory, foreign_file
+from gigl_loader.partition.readers import TEXT, Kind, Table
 from gigl_loader.partition.readers.npy_table import edge_index_table, npy_table
+from gigl_loader.partition.views import TableView
 
 if TYPE_CHECKING:
     from gigl_loader.partition.remote_files import RemotePath
@@ -17,38 +28,291 @@ if TYPE_CHECKING:
     OpenText: TypeAlias = Callable[[Path | RemotePath], Table]
     """Opens a text file of a table."""
 
-_CSV = (".csv", ".tsv")
+logger = logging.getLogger(__name__)
+
+_KINDS: Mapping[str, Sequence[str]] = {
+    "Parquet": (".parquet", ".pq", ".parq"),
+    "Arrow": (".arrow", ".feather", ".ipc"),
+    "ORC": (".orc",),
+    ".npy": (".npy",),
+    "text": (".csv", ".tsv", ".psv", ".el", ".wel", ".edges", ".edgelist"),
+}
+_LIKELY_TEXTS: Sequence[Sequence[str]] = ((".txt", ".dat"), ("",))
+"""Endings of texts in a directory where no file has an ending that says more, in this order."""
+_COMPRESSED = (".gz", ".bz2", ".zst")
+_MAGIC = {
+    b"PAR1": "Parquet",
+    b"ORC": "ORC",
+    b"ARROW1": "Arrow",
+    b"\x93NUMPY": ".npy",
+    b"\x1f\x8b": ".gz",
+    b"\x28\xb5\x2f\xfd": ".zst",
+    b"PK\3\4": ".zip",
+    b"\xfd7zXZ\0": ".xz",
+    b"\x89HDF\r\n": ".h5",
+    b"SQLite format 3\0": ".sqlite",
+}
+"""First bytes of files that are no texts, and their kind or ending."""
+_NO_TABLES = (
+    "_SUCCESS",
+    "_metadata",
+    "_common_metadata",
+    "_committed_*",
+    "_started_*",
+    "*.crc",
+    "*_$folder$",
+)
+"""Files that engines write beside those of a table."""
+_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+_SHOWN = 100
+_MAX_INTEGER = np.iinfo(np.int64).max
+
+
+class _File(NamedTuple):
+    """A file that a text names."""
+
+    path: Path | RemotePath
+    parts: tuple[str, ...]
+    """Its path below the directory, or below the directory of a pattern."""
+    nbytes: int
+
+    @property
+    def suffixes(self) -> list[str]:
+        return PurePosixPath(self.parts[-1].lower()).suffixes
+
+    @property
+    def ending(self) -> str:
+        """Its last suffix, before that of compressed files."""
+        plain = [each for each in self.suffixes if each not in _COMPRESSED]
+        return plain[-1] if plain else ""
+
+    @property
+    def kind(self) -> str:
+        """Kind of table by its ending. Empty: no ending of tables."""
+        if {".csv", ".tsv"} & {*self.suffixes}:
+            return "text"
+        return next((kind for kind, endings in _KINDS.items() if self.ending in endings), "")
 
 
 def open_spec(spec: str, role: str, open_text: OpenText) -> list[Table]:
     """Open the files that a text names: a file, a pattern, a directory, a URI or a list of ``.npy`` files.
 
-    ``role`` is that of the table. ``FileNotFoundError`` where there are none.
+    ``role`` is that of the table. Files come in the order of their paths. A directory is read with all below
+    it, and ``NAME=VALUE`` in names of directories is a column.
+    """
+    listed = spec.split(",")
+    if all(each.endswith(".npy") for each in listed) and not glob.has_magic(spec) and not is_uri(spec):
+        return [_open_npy(spec, listed, role)]
+    patterns, found = _find(spec)
+    files = [file for file in found if len(file.parts) <= len(patterns)]
+    if len(files) < len(found) or not found:
+        files += _tables_among([file for file in found if len(file.parts) > len(patterns)], spec)
+    columns = {
+        file.path.stem: file.path for file in files if file.kind == ".npy" and isinstance(file.path, Path)
+    }
+    if columns and not patterns:
+        return [npy_table(spec, columns)]
+    # Engines write empty files for tasks without a row.
+    files = [file for file in files if file.nbytes or file.kind not in ("text", "")] or files[:1]
+    files = sorted(files, key=lambda file: file.parts)
+    values = _directory_columns(files, patterns)
+    tables = [_open_file(file, role, open_text) for file in files]
+    return [_WithDirectories(*each) if each[1] else each[0] for each in zip(tables, values, strict=True)]
+
+
+def _find(spec: str) -> tuple[list[str], list[_File]]:
+    """Return the parts of the pattern, and the files that match it or lie below directories that do.
+
+    A file is a pattern of one part, a directory one of none.
     """
     if is_uri(spec):
-        from gigl_loader.partition.remote_files import remote_paths
+        from gigl_loader.partition.remote_files import remote_files
 
-        return [_open_file(path, open_text) for path in remote_paths(spec)]
-    parts = spec.split(",")
-    if all(part.endswith(".npy") for part in parts):
-        return [_open_npy(spec, parts, role)]
+        patterns, listed = remote_files(spec)
+        files = [_File(*each) for each in listed]
+    else:
+        patterns = _patterns(spec)
+        base = Path(*Path(spec).parts[: len(Path(spec).parts) - len(patterns)])
+        matches = [Path(spec)] if Path(spec).exists() else map(Path, sorted(glob.glob(spec)))
+        files = [
+            _File(file, file.relative_to(base).parts, file.stat().st_size)
+            for match in matches
+            for file in (_below(match) if match.is_dir() else [match])
+        ]
+    files.sort(key=lambda file: file.parts)
+    if (refusal := foreign_directory(shown(spec), [file.parts for file in files])) is not None:
+        raise refusal
+    kept = [file for file in files if file.parts == tuple(patterns) or not _is_hidden(file)]
+    if patterns and not kept:
+        raise FileNotFoundError(f"{shown(spec)}: no file matches")
+    return patterns, kept
+
+
+def _patterns(spec: str) -> list[str]:
     path = Path(spec)
-    if path.is_dir():
-        return _open_directory(path, open_text)
-    matches = [spec] if path.exists() else sorted(glob.glob(spec))
-    if not matches:
+    if path.exists():
+        return [] if path.is_dir() else [path.name]
+    at = next((at for at, part in enumerate(path.parts) if glob.has_magic(part)), None)
+    if at is None:
         raise FileNotFoundError(2, "no such file", spec)
-    return [_open_file(Path(match), open_text) for match in matches]
+    return list(path.parts[at:])
 
 
-def _open_directory(path: Path, open_text: OpenText) -> list[Table]:
-    columns = {file.stem: file for file in sorted(path.glob("*.npy"))}
-    if columns:
-        return [npy_table(str(path), columns)]
-    files = sorted(file for file in path.iterdir() if _is_table(file))
-    if not files:
-        raise FileNotFoundError(2, "no .npy, .parquet or .csv files here", str(path))
-    return [_open_file(file, open_text) for file in files]
+def _below(directory: Path) -> Iterator[Path]:
+    """Yield the files below a directory."""
+    seen = set()
+    for root, _, names in os.walk(directory, onerror=_raise, followlinks=True):
+        if (real := os.path.realpath(root)) in seen:
+            raise FormatError(f"{root}: a link to {real}, whose files are read already")
+        seen.add(real)
+        yield from (Path(root, name) for name in names)
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error
+
+
+def _is_hidden(file: _File) -> bool:
+    name = file.parts[-1]
+    return any(part.startswith(".") for part in file.parts) or any(
+        fnmatchcase(name, each) for each in _NO_TABLES
+    )
+
+
+def _tables_among(files: Sequence[_File], spec: str) -> list[_File]:
+    """Return the files of a directory that are its table; a warning names the others."""
+    usual = [file for file in files if not any(part[0] == "_" and "=" not in part for part in file.parts)]
+    found = [file for file in usual if file.kind and (file.kind != ".npy" or len(file.parts) == 1)]
+    for endings in _LIKELY_TEXTS:
+        found = found or [file for file in usual if file.ending in endings]
+    if not found:
+        refusals = (foreign_file(file.path, file.ending) for file in files)
+        listed = f"; its files: {_listed(file.parts for file in files)}" if files else ""
+        raise next(
+            filter(None, refusals), FileNotFoundError(f"{shown(spec)}: a directory without tables{listed}")
+        )
+    first = {file.kind or "text": file for file in reversed(found)}
+    if len(first) > 1:
+        held = ", ".join(f"{kind} ({'/'.join(file.parts)})" for kind, file in first.items())
+        meant = " or ".join(_pattern_of(file, found, spec) for file in first.values())
+        raise FormatError(f"{shown(spec)}: holds tables of {len(first)} kinds, {held}: give {meant}")
+    if left := [file.parts for file in files if file not in found]:
+        logger.warning("%s: %d files are not read: %s", shown(spec), len(left), _listed(left))
+    return found
+
+
+def _listed(paths: Iterable[Sequence[str]]) -> str:
+    names = sorted("/".join(parts) for parts in paths)
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def _pattern_of(file: _File, files: Sequence[_File], spec: str) -> str:
+    """Return a text that names the files of a directory that are of the kind of one of them."""
+    if file.kind == ".npy":
+        return ",".join(str(each.path) for each in files if each.kind == ".npy")
+    folders = [part.partition("=")[0] + "=*" if "=" in part else "*" for part in file.parts[:-1]]
+    return "'" + "/".join([shown(spec).rstrip("/"), *folders, "*" + "".join(file.suffixes[-1:])]) + "'"
+
+
+def _directory_columns(files: Sequence[_File], patterns: Sequence[str]) -> list[dict[str, Array]]:
+    """Return for each file the value, masked [1], of each column that its directories give.
+
+    Of the directories that a pattern names, these are the ones that it writes as ``NAME=``.
+    """
+    texts: list[dict[str, str]] = []
+    for file in files:
+        named = [
+            part for at, part in enumerate(file.parts[:-1]) if at >= len(patterns) or "=" in patterns[at]
+        ]
+        pairs = (part.partition("=") for part in named)
+        texts.append({unquote(name): unquote(value) for name, equals, value in pairs if name and equals})
+    for file, found in zip(files, texts, strict=True):
+        if missing := texts[0].keys() ^ found.keys():
+            raise FormatError(
+                f"{file.path} and {files[0].path}: only one lies in a directory {min(missing)}=...: "
+                "give each kind by a pattern of its own"
+            )
+    columns = {name: _values_of([found[name] for found in texts]) for name in texts[0]}
+    return [{name: values[at : at + 1] for name, values in columns.items()} for at in range(len(files))]
+
+
+def _values_of(texts: Sequence[str]) -> Array:
+    """Return integers where all texts are as integers print, masked where missing, or else the texts."""
+    missing = [text == _HIVE_NULL for text in texts]
+    if not all(missing) and all(gone or _is_integer(text) for text, gone in zip(texts, missing, strict=True)):
+        values = np.array([0 if text == _HIVE_NULL else int(text) for text in texts])
+        return np.ma.MaskedArray(values, missing) if any(missing) else values
+    return np.array(["" if text == _HIVE_NULL else text for text in texts], object)
+
+
+def _is_integer(text: str) -> bool:
+    return text.removeprefix("-").isdecimal() and str(int(text)) == text and abs(int(text)) <= _MAX_INTEGER
+
+
+class _WithDirectories(TableView):
+    """A file with columns whose one value stands in the names of its directories."""
+
+    def __init__(self, table: Table, values: Mapping[str, Array]) -> None:
+        super().__init__(table)
+        if both := table.columns.keys() & values.keys():
+            raise FormatError(
+                f"{table.name}: column {min(both)!r} is in the file and in the name of its directory: "
+                "give the files by a pattern with * for the directories"
+            )
+        self._values = values
+        kinds: dict[str, Kind] = {
+            name: TEXT if value.dtype == object else Column("I64") for name, value in values.items()
+        }
+        self.columns = {**table.columns, **kinds}
+
+    def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
+        own = [name for name in names if name not in self._values] or list(self._table.columns)[:1]
+        for chunk in self._table.read(own, rows):
+            count = len(chunk[own[0]])
+            yield {
+                name: self._values[name].repeat(count) if name in self._values else chunk[name]
+                for name in names
+            }
+
+
+def _open_file(file: _File, role: str, open_text: OpenText) -> Table:
+    path = file.path
+    if isinstance(path, Path) and not path.is_file():
+        raise FormatError(f"{path}: no regular file: tables are read several times")
+    kind = file.kind
+    if (refusal := foreign_file(path, file.ending)) is not None:
+        raise refusal
+    if kind in ("text", ""):
+        kind = _kind_by_content(file)
+    if kind == "Parquet":
+        from gigl_loader.partition.readers.parquet_table import ParquetTable
+
+        return ParquetTable(path)
+    if kind in ("Arrow", "ORC"):
+        from gigl_loader.partition.readers.arrow_files import ArrowFileTable
+
+        return ArrowFileTable(path, kind)
+    if kind == ".npy":
+        if not isinstance(path, Path):
+            raise ValueError(f"{path}: .npy files are read from a disk: copy it to one")
+        return _open_npy(str(path), [str(path)], role)
+    return open_text(path)
+
+
+def _kind_by_content(file: _File) -> str:
+    """Return the kind of a file without an ending of another kind, by its first bytes."""
+    with file.path.open("rb") if isinstance(file.path, Path) else file.path.open_file() as opened:
+        begin = bytes(opened.read(512))
+    kind = next((kind for magic, kind in _MAGIC.items() if begin.startswith(magic)), "text")
+    is_compressed = file.suffixes[-1:] == [kind]
+    if kind == "text" or is_compressed:
+        return "text"
+    if kind in _COMPRESSED:
+        raise FormatError(f"{file.path}: compressed: rename it to {file.parts[-1]}{kind}")
+    if kind not in _KINDS:
+        raise foreign_file(file.path, kind) or FormatError(f"{file.path}: no text")
+    # The first letters of a text may be the same.
+    return kind if min(begin) < ord("\t") else "text"
 
 
 def _open_npy(spec: str, parts: Sequence[str], role: str) -> Table:
@@ -69,18 +333,3 @@ def _open_npy(spec: str, parts: Sequence[str], role: str) -> Table:
     if role == "owners" and len(columns) == 1:
         return npy_table(spec, {"part": next(iter(columns.values()))})
     return npy_table(spec, columns)
-
-
-def _is_table(path: Path) -> bool:
-    return path.suffix in (".parquet", ".pq") or any(suffix in _CSV for suffix in path.suffixes)
-
-
-def _open_file(path: Path | RemotePath, open_text: OpenText) -> Table:
-    if path.suffix in (".parquet", ".pq"):
-        from gigl_loader.partition.readers.parquet_table import ParquetTable
-
-        return ParquetTable(path)
-    if any(suffix in _CSV for suffix in path.suffixes):
-        return open_text(path)
-    kinds = ".npy, .parquet, .csv or .tsv" if isinstance(path, Path) else ".parquet, .csv or .tsv"
-    raise ValueError(f"{path}: no reader for this kind of file; give {kinds}")

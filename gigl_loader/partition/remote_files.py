@@ -22,7 +22,7 @@ from gigl_loader.errors import FormatError, StorageUnavailable
 from gigl_loader.graph.folder import DiskFolder, FileStatus, Sink, Status, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
     from typing import BinaryIO
 
     from gigl_loader.arrays import Bytes
@@ -180,26 +180,41 @@ class RemotePath:
         return str(self), found.size or 0, found.mtime_ns or 0
 
 
-def remote_paths(location: str) -> list[RemotePath]:
-    """Return the file at a URI, those that match a pattern in its last part, or those of a directory, sorted.
+def remote_files(location: str) -> tuple[list[str], list[tuple[RemotePath, tuple[str, ...], int]]]:
+    """Return the parts of a pattern, and the files at a URI that match it or lie below directories that do.
 
-    ``FileNotFoundError`` if there is none.
+    A file is a pattern of one part, a directory one of none. Each file has its path below the directory of
+    the pattern and its size. ``FileNotFoundError`` if there is none.
     """
-    parts = urlsplit(location)
-    folder, _, pattern = parts.path.rpartition("/")
+    location = urlunsplit(urlsplit(location)._replace(path=urlsplit(location).path.rstrip("/")))
     system, path = _system_at(location)
-    if any(mark in pattern for mark in "*?["):
-        base = path.rpartition("/")[0]
-    else:
-        (found,) = system.get_file_info([path])
-        if found.is_file:
-            return [RemotePath(location)]
-        base, folder, pattern = path, parts.path.rstrip("/"), "*"
-    listed = system.get_file_info(fs.FileSelector(base, allow_not_found=True))
-    names = sorted(each.base_name for each in listed if each.is_file and fnmatch(each.base_name, pattern))
-    if not names:
+    parts = path.split("/")
+    at = next((at for at, part in enumerate(parts) if any(mark in part for mark in "*?[")), len(parts))
+    if at == len(parts) and system.get_file_info([path])[0].is_file:
+        at -= 1
+    patterns, base = parts[at:], "/".join(parts[:at])
+    found = list(_below(system, base, patterns))
+    if not found:
         raise FileNotFoundError(2, "no such file", shown(location))
-    return [RemotePath(urlunsplit(parts._replace(path=f"{folder}/{name}"))) for name in names]
+    root = "/".join(urlsplit(location).path.split("/")[: -len(patterns) or None])
+    listed = []
+    for each in found:
+        below = each.path[len(base) + 1 :]
+        uri = urlunsplit(urlsplit(location)._replace(path=f"{root}/{below}"))
+        listed.append((RemotePath(uri), tuple(below.split("/")), int(each.size or 0)))
+    return patterns, listed
+
+
+def _below(system: Any, base: str, patterns: Sequence[str]) -> Iterator[Any]:
+    """Yield the files that match a pattern below a directory, and those below directories that do."""
+    selector = fs.FileSelector(base, recursive=not patterns, allow_not_found=True)
+    for each in system.get_file_info(selector):
+        if patterns and not fnmatch(each.base_name, patterns[0]):
+            continue
+        if each.is_file and len(patterns) < 2:
+            yield each
+        elif patterns and not each.is_file:
+            yield from _below(system, each.path, patterns[1:])
 
 
 def _system_at(location: str) -> tuple[Any, str]:

@@ -110,8 +110,8 @@ def open_table(
 ) -> Table:
     """Open the files of a table, or an Arrow stream, and name their columns.
 
-    Each spec adds rows. It is a ``.parquet``, ``.csv`` or ``.tsv`` file (CSV may be compressed), a
-    pattern that matches several, a directory of them, each of these also as a URI such as
+    Each spec adds rows. It is a text (CSV, possibly compressed), ``.parquet``, ``.arrow`` or ``.orc`` file, a
+    pattern that matches several, a directory with all below it, each of these also as a URI such as
     ``s3://bucket/edges``, a directory of ``.npy`` files (one column each, named after the file),
     ``a.npy,b.npy`` or ``name:a.npy,...`` (the same, listed), or for edges one ``.npy`` file of shape
     [2, E] or [E, 2]. A stream is read once, here, into a temporary file.

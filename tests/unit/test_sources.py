@@ -253,7 +253,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "missing file": (lambda p: str(p / "no.csv"), FileNotFoundError, r"no\.csv"),
     "missing npy": (lambda p: str(p / "no.npy"), FileNotFoundError, r"no\.npy"),
     "pattern without a match": (lambda p: str(p / "*.csv"), FileNotFoundError, r"\*\.csv"),
-    "directory without tables": (str, FileNotFoundError, "no .npy, .parquet or .csv"),
+    "directory without tables": (str, FileNotFoundError, "a directory without tables"),
     "unknown kind": (lambda p: _csv(p / "a.xlsx", ""), ValueError, r"a\.xlsx: no reader"),
     "no npy": (lambda p: _csv(p / "a.npy", "nonsense"), FormatError, r"a\.npy: not a \.npy file"),
     "objects": (lambda p: _npy(p / "a.npy", np.array([[1], "a"], object)), FormatError, "holds object"),

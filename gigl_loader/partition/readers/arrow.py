@@ -1,4 +1,4 @@
-"""Columns of Arrow arrays as NumPy arrays. The readers of Parquet and CSV share it."""
+"""Columns of Arrow arrays as NumPy arrays. Readers share it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def kind_of(dtype: Any, width: int = 0) -> Kind:
         return replace(inner, shape=(size, *inner.shape)) if isinstance(inner, Column) else str(dtype)
     if pa.types.is_dictionary(dtype):
         return kind_of(dtype.value_type)
-    if pa.types.is_string(dtype) or pa.types.is_large_string(dtype):
+    if pa.types.is_string(dtype) or pa.types.is_large_string(dtype) or str(dtype) == "string_view":
         return TEXT
     is_decimal = pa.types.is_decimal(dtype)
     number = ("F64" if dtype.scale > 0 else "I64") if is_decimal else _NUMBERS.get(dtype)
@@ -70,8 +70,7 @@ def to_numpy(array: Any, kind: Kind, where: Where) -> Array:
     masked (``np.ma``), as are all numbers of a missing list.
     """
     if not isinstance(kind, Column):
-        if pa.types.is_dictionary(array.type):
-            array = array.dictionary_decode()
+        array = _without_views(_decoded(array))
         texts = np.empty(len(array), dtype=object)
         try:
             texts[:] = array.fill_null("").to_pylist()
@@ -84,12 +83,23 @@ def to_numpy(array: Any, kind: Kind, where: Where) -> Array:
     return values if isinstance(values, np.ma.MaskedArray) else np.ascontiguousarray(values)
 
 
+def _decoded(array: Any) -> Any:
+    """Return the values of a dictionary array, or what is given."""
+    if not pa.types.is_dictionary(array.type):
+        return array
+    return _without_views(array.dictionary).take(array.indices)
+
+
+def _without_views(array: Any) -> Any:
+    """Return views of texts, which Polars writes and Arrow hardly computes with, as texts."""
+    return array.cast(pa.large_string()) if str(array.type) == "string_view" else array
+
+
 def _values(array: Any, shape: tuple[int, ...], where: Where) -> Array:
     """Return all numbers of an array with rows of that shape, row after row."""
     if isinstance(array.type, pa.BaseExtensionType):
         return _values(array.storage, (math.prod(shape),) if shape else (), where)
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+    array = _decoded(array)
     if pa.types.is_decimal(array.type):
         array = array.cast(pa.float64()) if array.type.scale > 0 else _integers(array, where)
     if is_ragged(array.type) or pa.types.is_fixed_size_list(array.type):
