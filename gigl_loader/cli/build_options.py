@@ -116,13 +116,15 @@ class TableOptions:
         typer.Option(help="SRC,REL,DST[=NAME]: add the reversed edges as type DST,NAME,SRC (rev_REL)."),
     ] = field(default_factory=list)
     csv_delimiter: Annotated[
-        str | None, typer.Option(help="Character between values of CSV files, or tab (default: comma).")
+        str | None,
+        typer.Option(help="Between values of text files: characters, tab or space (default: what fits)."),
     ] = None
     csv_columns: Annotated[
         list[str],
         typer.Option(help="[TYPE:]NAME,...: columns of CSV files without a header line, e.g. src,dst."),
     ] = field(default_factory=list)
-    csv_quote: Annotated[str, typer.Option(help="Character around values of CSV files, or none.")] = '"'
+    csv_quote: Annotated[str, typer.Option(help="Character around values of text files, or none.")] = '"'
+    csv_encoding: Annotated[str, typer.Option(help="Encoding of text files, e.g. latin-1.")] = "utf-8"
     weights: Annotated[
         list[str],
         typer.Option("--weight", help="[TYPE:]COLUMN: edges can be drawn in proportion to this column."),

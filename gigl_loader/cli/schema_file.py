@@ -21,7 +21,8 @@ from gigl_loader.graph.folder import is_uri
 from gigl_loader.graph.schema import Column, EdgeType, NodeType
 from gigl_loader.partition.readers import TEXT, Kind, Table
 from gigl_loader.partition.readers.arrow_stream import ArrowStreamTable
-from gigl_loader.partition.sources import ColumnOptions, CsvFormat, Role, open_files
+from gigl_loader.partition.readers.text_format import CsvFormat
+from gigl_loader.partition.sources import ColumnOptions, Role, open_files
 from gigl_loader.tensors import STORAGE_DTYPES
 
 if TYPE_CHECKING:

@@ -24,11 +24,12 @@ from gigl_loader.graph.schema import (
 from gigl_loader.partition.assigners import assigner_named
 from gigl_loader.partition.checks import check_tables
 from gigl_loader.partition.declared import declared, declared_times, read_quantize
+from gigl_loader.partition.files import is_query
 from gigl_loader.partition.owner_tables import TableAssigner, owners_from_files
 from gigl_loader.partition.readers import TEXT, Table
+from gigl_loader.partition.readers.text_format import CsvFormat
 from gigl_loader.partition.sources import (
     ColumnOptions,
-    CsvFormat,
     Role,
     column_sources,
     name_columns,
@@ -47,9 +48,10 @@ _Default = TypeVar("_Default", NodeType, None)
 
 def csv_format(options: TableOptions) -> CsvFormat:
     """Return the format of text files, without names of columns."""
-    tab = options.csv_delimiter in ("tab", "\\t")
+    names = {"tab": "\t", "\\t": "\t", "space": " "}
+    delimiter = options.csv_delimiter and names.get(options.csv_delimiter, options.csv_delimiter)
     quote = "" if options.csv_quote == "none" else options.csv_quote
-    return CsvFormat("\t" if tab else options.csv_delimiter, quote)
+    return CsvFormat(delimiter, quote, encoding=options.csv_encoding)
 
 
 @dataclass(slots=True)
@@ -411,7 +413,7 @@ def _by_type(values: Sequence[str], option: str) -> dict[_Key, list[str]]:
     edges = option == "--edges"
     for value in values:
         left, equals, right = value.partition("=")
-        if equals and right and "/" not in left:
+        if equals and right and "/" not in left and not is_query(value):
             key = _key(left)
         else:
             key, right = (HOMOGENEOUS_EDGE if edges else HOMOGENEOUS_NODE), value

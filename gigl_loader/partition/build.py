@@ -21,6 +21,7 @@ from gigl_loader.partition.missing_values import MissingValues, missing_anywhere
 from gigl_loader.partition.output import OutputFolder
 from gigl_loader.partition.site import build_site
 from gigl_loader.partition.stage import stamp_of
+from gigl_loader.partition.steps.converted_tables import converted
 from gigl_loader.partition.steps.edges import EdgeDrops, build_edges
 from gigl_loader.partition.steps.ids import UnknownIds
 from gigl_loader.partition.steps.index import index_node_times, index_timed_weights, index_times
@@ -119,7 +120,8 @@ def build_graph(
             progress=progress,
         ) as job:
             try:
-                schema = _build(job, tables, chosen, allow_empty=allow_empty)
+                with converted(job, tables):
+                    schema = _build(job, tables, chosen, allow_empty=allow_empty)
             except MissingValues as error:
                 raise missing_anywhere(tables, error) from None
         if isinstance(site.folder, OutputFolder):

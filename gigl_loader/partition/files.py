@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -35,11 +36,12 @@ _KINDS: Mapping[str, Sequence[str]] = {
     "Arrow": (".arrow", ".feather", ".ipc"),
     "ORC": (".orc",),
     ".npy": (".npy",),
+    "JSON lines": (".jsonl", ".ndjson"),
     "text": (".csv", ".tsv", ".psv", ".el", ".wel", ".edges", ".edgelist"),
 }
 _LIKELY_TEXTS: Sequence[Sequence[str]] = ((".txt", ".dat"), ("",))
 """Endings of texts in a directory where no file has an ending that says more, in this order."""
-_COMPRESSED = (".gz", ".bz2", ".zst")
+_COMPRESSED = (".gz", ".bz2", ".zst", ".xz")
 _MAGIC = {
     b"PAR1": "Parquet",
     b"ORC": "ORC",
@@ -94,12 +96,21 @@ class _File(NamedTuple):
         return next((kind for kind, endings in _KINDS.items() if self.ending in endings), "")
 
 
+def is_query(text: str) -> bool:
+    """Return whether a text is a query and no name of files."""
+    return re.match(r"\s*(select|with|from)\s", text, re.IGNORECASE) is not None
+
+
 def open_spec(spec: str, role: str, open_text: OpenText) -> list[Table]:
     """Open the files that a text names: a file, a pattern, a directory, a URI or a list of ``.npy`` files.
 
     ``role`` is that of the table. Files come in the order of their paths. A directory is read with all below
     it, and ``NAME=VALUE`` in names of directories is a column.
     """
+    if is_query(spec):
+        from gigl_loader.partition.readers.query_table import QueryTable
+
+        return [QueryTable(spec)]
     listed = spec.split(",")
     if all(each.endswith(".npy") for each in listed) and not glob.has_magic(spec) and not is_uri(spec):
         return [_open_npy(spec, listed, role)]
@@ -292,6 +303,10 @@ def _open_file(file: _File, role: str, open_text: OpenText) -> Table:
         from gigl_loader.partition.readers.arrow_files import ArrowFileTable
 
         return ArrowFileTable(path, kind)
+    if kind == "JSON lines":
+        from gigl_loader.partition.readers.query_table import json_lines
+
+        return json_lines(path)
     if kind == ".npy":
         if not isinstance(path, Path):
             raise ValueError(f"{path}: .npy files are read from a disk: copy it to one")
@@ -304,11 +319,8 @@ def _kind_by_content(file: _File) -> str:
     with file.path.open("rb") if isinstance(file.path, Path) else file.path.open_file() as opened:
         begin = bytes(opened.read(512))
     kind = next((kind for magic, kind in _MAGIC.items() if begin.startswith(magic)), "text")
-    is_compressed = file.suffixes[-1:] == [kind]
-    if kind == "text" or is_compressed:
+    if kind == "text" or kind in _COMPRESSED:
         return "text"
-    if kind in _COMPRESSED:
-        raise FormatError(f"{file.path}: compressed: rename it to {file.parts[-1]}{kind}")
     if kind not in _KINDS:
         raise foreign_file(file.path, kind) or FormatError(f"{file.path}: no text")
     # The first letters of a text may be the same.

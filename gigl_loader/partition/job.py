@@ -16,7 +16,7 @@ from gigl_loader.graph.checksums import FileRecord
 from gigl_loader.graph.folder import Folder
 from gigl_loader.graph.manifest import DocumentWriter
 from gigl_loader.partition.exchange import DiskSpill, Kinds, MemorySpill, Spill, row_bytes
-from gigl_loader.partition.scratch import Scratch
+from gigl_loader.partition.scratch import DiskScratch, Scratch
 from gigl_loader.resources import free_memory
 from gigl_loader.tensors import ArraySpec, spec_of
 
@@ -222,6 +222,13 @@ class Job:
             self._temporary = Path(tempfile.mkdtemp(prefix="gigl-build-"))
         self._spills += 1
         return self._temporary / str(self._spills)
+
+    def shared_directory(self, name: str) -> Path:
+        """Make a directory that tasks in other processes of this machine see, until the build ends."""
+        in_scratch = isinstance(self._scratch, DiskScratch)
+        path = Path(self.scratch.location) / "rows" / name if in_scratch else self.temporary_path()
+        path.mkdir(parents=True, exist_ok=True)
+        return path
 
     def create(self, name: str, specs: Mapping[str, ArraySpec]) -> DocumentWriter:
         """Start a file of the graph."""

@@ -17,6 +17,7 @@ from gigl_loader.graph.schema import Column
 from gigl_loader.partition.files import open_spec
 from gigl_loader.partition.missing_values import FilledTable
 from gigl_loader.partition.readers import TEXT, Table
+from gigl_loader.partition.readers.text_format import CsvFormat
 from gigl_loader.partition.views import ProjectedTable, Projection, chain
 from gigl_loader.tensors import STORAGE_DTYPES
 
@@ -32,33 +33,6 @@ class ArrowStream(Protocol):
 
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class CsvFormat:
-    """Characters that have a meaning in CSV files, and the columns of files without a header line."""
-
-    delimiter: str | None = None
-    """Between values. ``None``: a comma, in ``.tsv`` files a tab."""
-    quote: str = '"'
-    """Around values that have delimiters or line ends in them, doubled within. Empty: no quoting."""
-    columns: tuple[str, ...] = ()
-    """Names of the columns, where the first line is a row. Empty: the first line names them."""
-
-    def __post_init__(self) -> None:
-        for name, value, least in (("delimiter", self.delimiter, 1), ("quote", self.quote, 0)):
-            if value is None:
-                continue
-            if not least <= len(value) <= 1 or not value.isascii() or value in ("\n", "\r", "\0"):
-                raise ValueError(f"the {name} of CSV files must be one ASCII character, got {value!r}")
-        if self.quote and self.quote == self.delimiter:
-            raise ValueError(f"the delimiter and the quote of CSV files are the same: {self.quote!r}")
-        if len(set(self.columns)) < len(self.columns) or not all(self.columns or ("none",)):
-            raise ValueError(f"the columns of CSV files need a name each, got {','.join(self.columns)!r}")
-
-    def delimiter_of(self, path: Path | RemotePath) -> str:
-        """Return the delimiter of a file."""
-        return self.delimiter or ("\t" if ".tsv" in path.suffixes else ",")
 
 
 Role = Literal["nodes", "edges", "ids", "owners"]
@@ -92,7 +66,7 @@ class ColumnOptions:
     """Column, under its new name, to a dtype such as ``float32`` or ``F16``, or to ``text`` (of ids)."""
 
     csv: CsvFormat = field(default_factory=CsvFormat)
-    """Delimiter and quote of CSV files."""
+    """Delimiter, quote, encoding and columns of text files."""
 
     def __post_init__(self) -> None:
         known = {str(dtype): name for name, dtype in STORAGE_DTYPES.items() if name != "BF16"}
@@ -217,9 +191,9 @@ def _text_reader(role: Role, options: ColumnOptions) -> OpenText:
     name = partial(_new_name, role=role, options=options)
 
     def opened(path: Path | RemotePath) -> Table:
-        from gigl_loader.partition.readers.csv_table import CsvTable
+        from gigl_loader.partition.readers.text_table import TextTable
 
-        return CsvTable(path, ids=ids, dtypes=dtypes, masks=role == "ids", form=options.csv, new_name=name)
+        return TextTable(path, ids=ids, dtypes=dtypes, masks=role == "ids", form=options.csv, new_name=name)
 
     return opened
 

@@ -299,7 +299,7 @@ class GraphTables:
             tables |= {(kind, "", ""): rows} if rows is not None else {}
             tables |= {(kind, "split", name): table for name, table in splits}
         found = [
-            (kind, table.name, sorted(map(str, table.columns.items())), table.num_rows, stamp_of(table))
+            (kind, table.name, sorted(map(str, table.columns.items())), stamp_of(table) or table.num_rows)
             for kind, table in sorted(tables.items())
         ]
         options = (

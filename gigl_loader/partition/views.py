@@ -41,6 +41,11 @@ class TableView:
         """Table under all views; of several, the first."""
         return reader_of(self._table)
 
+    @property
+    def readers(self) -> list[Table]:
+        """All tables under all views."""
+        return readers_of(self._table)
+
     def shards(self, rows: int) -> list[TableView]:
         return [self._over(shard) for shard in shards_of(self._table, rows)]
 
@@ -80,6 +85,11 @@ def reader_of(table: Table) -> Table:
     return getattr(table, "reader", table)
 
 
+def readers_of(table: Table) -> list[Table]:
+    """Return all tables that read files, under all views."""
+    return getattr(table, "readers", [table])
+
+
 class ChainedTable:
     """The rows of several tables with the same columns, one table after the other."""
 
@@ -102,6 +112,10 @@ class ChainedTable:
     @property
     def reader(self) -> Table:
         return reader_of(self._tables[0])
+
+    @property
+    def readers(self) -> list[Table]:
+        return [reader for table in self._tables for reader in readers_of(table)]
 
     def shards(self, rows: int) -> list[Table]:
         return [shard for table in self._tables for shard in shards_of(table, rows)]

@@ -10,7 +10,7 @@ import pytest
 
 from gigl_loader import FormatError
 from gigl_loader.partition import ColumnOptions, open_table
-from gigl_loader.partition.sources import CsvFormat
+from gigl_loader.partition.readers.text_format import CsvFormat
 
 
 def rows_of(path: Path, form: CsvFormat = CsvFormat(), **options: Any) -> dict[str, list[Any]]:  # noqa: B008
@@ -73,18 +73,33 @@ def test_a_file_that_is_cut_is_named(tmp_path: Path) -> None:
         rows_of(path)
 
 
-@pytest.mark.parametrize(("text", "shown"), [("src;dst\n1;2\n", "';'"), ("src\tdst\n1\t2\n", "tab")])
-def test_a_header_of_another_delimiter_is_told(tmp_path: Path, text: str, shown: str) -> None:
-    (tmp_path / "e.csv").write_text(text)
-    with pytest.raises(FormatError, match=f"one column, .*give its delimiter, --csv-delimiter {shown}"):
-        open_table(str(tmp_path / "e.csv"), role="edges")
+DELIMITED = {
+    "semicolons in .csv": ("n.csv", "id;x\na;1\nb;2\n"),
+    "tabs in .csv": ("n.csv", "id\tx\na\t1\nb\t2\n"),
+    "bars in .txt": ("n.txt", "id|x\na|1\nb|2\n"),
+    "two colons": ("n.dat", "id::x\na::1\nb::2\n"),
+    "commas without an ending": ("n", "id,x\na,1\nb,2\n"),
+    "a comma in each value of tabs": ("n.txt", "id\tx\na,\t1\nb,\t2\n"),
+}
+
+
+@pytest.mark.parametrize("case", DELIMITED)
+def test_the_delimiter_is_what_splits_all_lines_alike(tmp_path: Path, case: str) -> None:
+    name, text = DELIMITED[case]
+    (tmp_path / name).write_text(text)
+    found = rows_of(tmp_path / name)
+    assert {key: [str(each).strip(",") for each in column] for key, column in found.items()} == {
+        "id": ["a", "b"],
+        "x": ["1", "2"],
+    }
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"delimiter": ""}, "delimiter of CSV files must be one ASCII character, got ''"),
-        ({"delimiter": "::"}, "delimiter of CSV files must be one"),
+        ({"delimiter": ""}, "delimiter of CSV files must be one to four ASCII characters, got ''"),
+        ({"delimiter": ":::::"}, "delimiter of CSV files must be one to four"),
+        ({"encoding": "latin-7x"}, "unknown encoding 'latin-7x'"),
         ({"delimiter": "\n"}, "delimiter of CSV files must be one"),
         ({"quote": "§"}, "quote of CSV files must be one ASCII"),
         ({"delimiter": '"'}, "delimiter and the quote of CSV files are the same"),

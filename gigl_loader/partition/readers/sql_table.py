@@ -1,0 +1,220 @@
+"""Tables that DuckDB reads: rows of a SELECT, streamed, or converted to Parquet once for a build."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from gigl_loader.arrays import Array
+from gigl_loader.errors import FormatError
+from gigl_loader.partition.readers import Kind
+from gigl_loader.partition.readers.arrow import to_numpy
+from gigl_loader.partition.readers.parquet_table import ParquetTable
+
+_STREAM_BYTES = 512 << 20
+"""Memory of DuckDB where rows are streamed."""
+_GROUP_BYTES = 8 << 20
+"""Of a row group of a converted table: the least that a task reads."""
+_LEAST_BYTES = 48 << 20
+_BLOCK_ROWS = 2048  # DuckDB's vectors.
+
+
+@contextmanager
+def connected(*, memory_bytes: int, threads: int, temporary: str | None) -> Iterator[Any]:
+    """Lend a connection of DuckDB to a database in memory. It writes to ``temporary`` alone."""
+    config: dict[str, Any] = {
+        "memory_limit": f"{max(memory_bytes, _LEAST_BYTES) >> 20}MiB",
+        "threads": threads,
+        "temp_directory": temporary or "",
+        "preserve_insertion_order": True,
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+    }
+    with closing(duckdb.connect(config=config)) as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        yield connection
+
+
+def alias(place: int) -> str:
+    """Return the name of a column in SQL. The names of tables may be empty, or differ by case alone."""
+    return f"v{place}"
+
+
+def quoted(name: str) -> str:
+    """Return the name of a column for SQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(text: str) -> str:
+    """Return a text for SQL."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+class SqlTable:
+    """Rows of a SELECT, in its order. Subclasses set ``name``, ``columns``, and say what to select."""
+
+    name: str
+    columns: Mapping[str, Kind]
+    _converted: ParquetTable | None = None
+    _connection: Any = None
+
+    def _selecting(self, names: Sequence[str]) -> AbstractContextManager[str]:
+        """Lend a SELECT of these columns, valid within the block. They are called ``v0``, ``v1``, ..."""
+        raise NotImplementedError
+
+    def _explained(self, error: Exception) -> Exception | None:
+        """Return what to raise for an error of DuckDB. ``None``: what was learnt of it helps to try again."""
+        return FormatError(f"{self.name}: {shortened(error)}")
+
+    @cached_property
+    def num_rows(self) -> int:
+        """The number of rows. Where they are not converted, counting them reads the whole table."""
+        if self._converted is not None:
+            return self._converted.num_rows
+        first = next(iter(self.columns), None)
+        return 0 if first is None else sum(len(batch) for batch in self._batches([first], 1 << 16))
+
+    def shards(self, rows: int) -> list[Any]:
+        return [self] if self._converted is None else list(self._converted.shards(rows))
+
+    def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
+        if self._converted is not None:
+            yield from self._converted.read(names, rows)
+            return
+        row = 0
+        for batch in self._batches(names, rows):
+            yield {
+                name: to_numpy(column, self.columns[name], self._places(name, row))
+                for name, column in zip(names, batch.columns, strict=True)
+            }
+            row += len(batch)
+
+    def where(self, column: str, row: int) -> str:
+        return f"{self.name}, column {column!r}, row {row}"
+
+    def convert(self, path: Path, *, memory_bytes: int, threads: int) -> None:
+        """Write the rows to a Parquet file, from which they are read until ``forget()``."""
+        width = sum(16 if isinstance(kind, str) else kind.row_bytes for kind in self.columns.values())
+        group = min(max(_GROUP_BYTES // max(width, 1), _BLOCK_ROWS), memory_bytes // (8 * max(width, 1)))
+        rows = max(group // _BLOCK_ROWS, 1) * _BLOCK_ROWS
+        while True:
+            with (
+                self._selecting(list(self.columns)) as select,
+                connected(
+                    memory_bytes=memory_bytes, threads=threads, temporary=str(path.parent)
+                ) as connection,
+            ):
+                self._connection = connection
+                try:
+                    connection.execute(
+                        f"COPY ({select}) TO {literal(str(path))} "
+                        f"(FORMAT parquet, COMPRESSION uncompressed, ROW_GROUP_SIZE {rows})"
+                    )
+                    break
+                except duckdb.Error as error:
+                    failure: Exception = error
+                finally:
+                    self._connection = None
+            self._raise(failure)
+        self._converted = _ConvertedTable(path, self)
+        self.__dict__.pop("num_rows", None)
+
+    def progress(self) -> float:
+        """Return how much of a conversion is done, 0 to 1."""
+        connection, percent = self._connection, 0.0
+        with suppress(duckdb.Error):  # It may just have ended.
+            percent = connection.query_progress() if connection is not None else 0.0
+        return min(max(percent, 0.0), 100.0) / 100
+
+    def interrupt(self) -> None:
+        """End a conversion that runs in another thread."""
+        connection = self._connection
+        with suppress(duckdb.Error):
+            if connection is not None:
+                connection.interrupt()
+
+    def forget(self) -> None:
+        """Read from the source again."""
+        self._converted = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_connection"}
+
+    def _places(self, name: str, first_row: int) -> Any:
+        return lambda row: self.where(name, first_row + row)
+
+    def _batches(self, names: Sequence[str], rows: int) -> Iterator[Any]:
+        """Yield record batches of at most ``rows`` rows."""
+        done = 0
+        while True:
+            failure: Exception | None = None
+            again = done
+            with (
+                self._selecting(names) as select,
+                connected(memory_bytes=_STREAM_BYTES, threads=1, temporary=None) as connection,
+            ):
+                try:
+                    for batch in _reader(connection.sql(select), rows):
+                        if again < len(batch):  # The rest was read before an error that is mended.
+                            yield batch.slice(again)
+                            done += len(batch) - again
+                        again = max(again - len(batch), 0)
+                except (duckdb.Error, pa.ArrowException, OSError) as error:
+                    failure = error
+            if failure is None:
+                return
+            self._raise(failure)
+
+    def _raise(self, error: Exception) -> None:
+        if (explained := self._explained(error)) is not None:
+            raise explained from None
+
+
+class _ConvertedTable(ParquetTable):
+    """Rows of a table in a Parquet file of the build. Messages name their places in the table."""
+
+    def __init__(self, path: Path, source: SqlTable) -> None:
+        super().__init__(path)
+        self.name = source.name
+        self._aliases = {name: alias(at) for at, name in enumerate(source.columns)}
+        self._source = source
+
+    def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
+        for chunk in super().read([self._aliases[name] for name in names], rows):
+            yield dict(zip(names, chunk.values(), strict=True))
+
+    def where(self, column: str, row: int) -> str:
+        names = {alias: name for name, alias in self._aliases.items()}
+        return self._source.where(names.get(column, column), self._first_row + row)
+
+
+def _reader(relation: Any, rows: int) -> Any:
+    """Return a reader of record batches. DuckDB 2 calls its method differently."""
+    method = getattr(relation, "to_arrow_reader", None) or relation.fetch_arrow_reader
+    return method(max(rows, 1))
+
+
+def read_all(relation: Any) -> Any:
+    """Return all rows as one record batch of Arrow."""
+    with _reader(relation, 1 << 20) as reader:
+        table = reader.read_all().combine_chunks()
+    batches = table.to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
+
+
+def shortened(error: Exception) -> str:
+    """Return the beginning of an error of DuckDB, which repeats the data, in one line."""
+    text = " ".join(str(error).split()).removeprefix("Invalid Input Error: ")
+    return text if len(text) <= 300 else f"{text[:300]}..."
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

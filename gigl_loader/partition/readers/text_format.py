@@ -1,0 +1,271 @@
+"""Format of a text file: what its first bytes say of compression, delimiter, comments and names."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import importlib
+import io
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from gigl_loader.errors import FormatError
+from gigl_loader.regular_files import open_regular
+
+if TYPE_CHECKING:
+    from gigl_loader.partition.remote_files import RemotePath
+
+HEAD_BYTES = 4 << 20
+"""Bytes that decide the format, and the types of columns."""
+COMMENTS = ("#", "%")
+BLANKS = " "
+"""Delimiter that stands for any number of spaces and tabs."""
+_DELIMITERS = (",", "\t", ";", "|", "::", BLANKS)
+_BY_ENDING = {".csv": ",", ".tsv": "\t", ".psv": "|"}
+_SAMPLE_LINES = 200
+_MAX_VALUE_BYTES = 1 << 30
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2", b"\xfd7zXZ": "xz"}
+csv.field_size_limit(_MAX_VALUE_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class CsvFormat:
+    """Characters that have a meaning in text files, and the columns of files without a header line."""
+
+    delimiter: str | None = None
+    """Between values, one to four characters. A space stands for any number of spaces and tabs.
+    ``None``: what splits all lines alike."""
+    quote: str = '"'
+    """Around values that have delimiters or line ends in them, doubled within. Empty: no quoting."""
+    columns: tuple[str, ...] = ()
+    """Names of the columns, where the first line is a row. Empty: the first line names them."""
+    encoding: str = "utf-8"
+    """Encoding of the text, by a name that Python knows, such as ``latin-1``."""
+
+    def __post_init__(self) -> None:
+        for name, value, least, most in (("delimiter", self.delimiter, 1, 4), ("quote", self.quote, 0, 1)):
+            if value is None:
+                continue
+            if not least <= len(value) <= most or not value.isascii() or set(value) & {"\n", "\r", "\0"}:
+                wanted = "one ASCII character" if most == 1 else "one to four ASCII characters"
+                raise ValueError(f"the {name} of CSV files must be {wanted}, got {value!r}")
+        if self.quote and self.quote == self.delimiter:
+            raise ValueError(f"the delimiter and the quote of CSV files are the same: {self.quote!r}")
+        if len(set(self.columns)) < len(self.columns) or not all(self.columns or ("none",)):
+            raise ValueError(f"the columns of CSV files need a name each, got {','.join(self.columns)!r}")
+        try:
+            codecs.lookup(self.encoding)
+        except LookupError:
+            raise ValueError(
+                f"unknown encoding {self.encoding!r}; known are latin-1, cp1252, utf-16, ..."
+            ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class TextLayout:
+    """What was found out about a text file."""
+
+    delimiter: str
+    quote: str
+    names: tuple[str, ...]
+    """Names of all columns."""
+    header: tuple[str, ...]
+    """Names as a line of the file has them. Empty: none does."""
+    skipped: int
+    """Lines before the first row: comments, empty lines, the header."""
+    num_comments: int
+    compression: str | None
+    newline: str
+    head_rows: int
+    """Rows in the first ``HEAD_BYTES``, at least."""
+    row_bytes: float
+    """Mean length of a line there."""
+    is_utf16: bool
+
+    def split(self, lines: Iterator[str] | Sequence[str], *, strict: bool = False) -> Any:
+        """Return an iterator over the values of each line. It has the number of the line, ``line_num``."""
+        return _split(lines, self.delimiter, self.quote, strict=strict)
+
+
+class _BlankSeparated:
+    """Values of lines that are separated by runs of blanks."""
+
+    def __init__(self, lines: Iterator[str] | Sequence[str], delimiter: str) -> None:
+        self._lines = iter(lines)
+        self._delimiter = delimiter
+        self.line_num = 0
+
+    def __iter__(self) -> _BlankSeparated:
+        return self
+
+    def __next__(self) -> list[str]:
+        line = next(self._lines).rstrip("\r\n")
+        self.line_num += 1
+        return line.split() if self._delimiter == BLANKS else (line.split(self._delimiter) if line else [])
+
+
+def _split(lines: Iterator[str] | Sequence[str], delimiter: str, quote: str, *, strict: bool = False) -> Any:
+    if delimiter == BLANKS or len(delimiter) > 1:
+        return _BlankSeparated(lines, delimiter)
+    quoting: Any = csv.QUOTE_MINIMAL if quote else csv.QUOTE_NONE
+    return csv.reader(lines, delimiter=delimiter, quotechar=quote or None, quoting=quoting, strict=strict)
+
+
+def open_bytes(path: Path | RemotePath) -> BinaryIO:
+    """Open a text file, decompressed. ``FormatError`` for what is no regular file."""
+    raw: Any = open(open_regular(path), "rb") if isinstance(path, Path) else path.open_file()  # noqa: SIM115
+    kind = compression_of(bytes(raw.read(8)))
+    raw.seek(0)
+    if kind == "zstd":
+        import pyarrow as pa
+
+        return io.BufferedReader(pa.CompressedInputStream(raw, "zstd"))
+    if kind is None:
+        return raw if isinstance(path, Path) else io.BufferedReader(raw)
+    source: Any = path if isinstance(path, Path) else raw
+    if source is path:
+        raw.close()
+    opened: Any = importlib.import_module({"gzip": "gzip", "bz2": "bz2", "xz": "lzma"}[kind]).open(source)
+    return io.BufferedReader(opened)
+
+
+def compression_of(start: bytes) -> str | None:
+    """Return how a file is compressed that begins so."""
+    return next((kind for magic, kind in _COMPRESSED.items() if start.startswith(magic)), None)
+
+
+def layout_of(path: Path | RemotePath, form: CsvFormat) -> TextLayout:
+    """Return the layout of a text file. ``FormatError`` for one that is no text."""
+    name = str(path)
+    try:
+        with open_bytes(path) as file:
+            head = _read_up_to(file, HEAD_BYTES)
+        with path.open("rb") if isinstance(path, Path) else path.open_file() as raw:
+            compression = compression_of(bytes(raw.read(8)))
+    except (OSError, EOFError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise FormatError(f"{name}: cannot be read: {error}") from None
+    whole = len(head) < HEAD_BYTES
+    if not head:
+        raise FormatError(f"{name}: an empty file")
+    text = _decoded(head, name, form, whole=whole)
+    lines = text.splitlines(keepends=True) if "\r" not in text else io.StringIO(text, newline="").readlines()
+    if not whole and len(lines) > 1:
+        lines.pop()
+    start = next((at for at, line in enumerate(lines) if line.strip() and line[0] not in COMMENTS), None)
+    comments: list[str] = []
+    if start is None:  # All lines begin so: they are no comments.
+        start = next((at for at, line in enumerate(lines) if line.strip()), 0)
+    else:
+        comments = [line for line in lines[:start] if line.strip()]
+    rows = lines[start : start + _SAMPLE_LINES]
+    delimiter = form.delimiter or _delimiter_in(rows, name, form.quote)
+    records = _split(rows, delimiter, form.quote)
+    first: list[str] = next(records, [])
+    header_lines = max(records.line_num, 1) if first else 0
+    widths = [len(each) for each in records if each]
+    width = max(set(widths), key=widths.count) if widths else len(first)
+    names, header, skipped = list(form.columns), [], start
+    if not names:
+        names = header = _commented_names(comments, delimiter, form.quote, first, max(width, len(first)))
+        if not names:
+            names, header, skipped = first, first, start + header_lines
+    if widths and len(names) < width == min(widths) and not form.columns:  # More values than names.
+        names = [*names, *(f"{names[-1]}_{at}" for at in range(1, 1 + width - len(names)))]
+    return TextLayout(
+        delimiter=delimiter,
+        quote=form.quote if len(delimiter) == 1 and delimiter != BLANKS else "",
+        names=tuple(_distinct([each.strip() for each in names])),
+        header=tuple(header),
+        skipped=skipped,
+        num_comments=len(comments),
+        compression=compression,
+        newline=_newline_of(lines),
+        head_rows=len(lines),
+        row_bytes=max(len(head) / max(len(lines), 1), 1.0),
+        is_utf16=encoding_of(head, form) == "utf-16",
+    )
+
+
+def _read_up_to(file: BinaryIO, count: int) -> bytes:
+    pieces: list[bytes] = []
+    while count and (piece := file.read(count)):
+        pieces.append(piece)
+        count -= len(piece)
+    return b"".join(pieces)
+
+
+def _decoded(head: bytes, name: str, form: CsvFormat, *, whole: bool) -> str:
+    encoding = encoding_of(head, form)
+    try:
+        text = codecs.getincrementaldecoder(encoding)().decode(head, final=whole)
+    except UnicodeDecodeError as error:
+        line = head[: error.start].count(b"\n") + 1
+        raise FormatError(
+            f"{name}, line {line}: not {encoding}; if it is a text, name its encoding, --csv-encoding latin-1"
+        ) from None
+    if "\0" in text[:1024]:
+        raise FormatError(f"{name}: not a text file")
+    return text
+
+
+def encoding_of(head: bytes, form: CsvFormat) -> str:
+    """Return the encoding of a text file: as its byte order mark says, or else the given one."""
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    return "utf-8-sig" if form.encoding.lower().replace("_", "-") in ("utf-8", "utf8") else form.encoding
+
+
+def _delimiter_in(lines: Sequence[str], name: str, quote: str) -> str:
+    """Return what splits all lines into the same number of values, or else what the name of the file says."""
+    ending = next((_BY_ENDING[each] for each in reversed(Path(name).suffixes) if each in _BY_ENDING), None)
+    usual = ending or ("\t" if any("\t" in line for line in lines) else ",")
+    order = dict.fromkeys([usual, *_DELIMITERS])
+    ragged: str | None = None
+    for delimiter in order:
+        records = [each for each in _split(lines, delimiter, quote) if each]
+        widths = {len(each) for each in records}
+        if min(widths, default=0) < 2:
+            continue
+        numbers = all(_NUMBER.fullmatch(value) for each in records[1:] for value in each)
+        if delimiter == BLANKS and (ending is not None or len(records) < 2) and not numbers:
+            continue
+        if len(widths) == 1 or len({len(each) for each in records[1:]}) == 1:
+            return delimiter
+        if delimiter in (usual, "\t", ";", "|"):
+            ragged = ragged or delimiter
+    return ragged or usual
+
+
+def _commented_names(
+    comments: Sequence[str], delimiter: str, quote: str, first: Sequence[str], width: int
+) -> list[str]:
+    """Return the names that the last comment gives to rows of numbers, as in files of SNAP."""
+    if not comments or not first or not all(_NUMBER.fullmatch(value.strip()) for value in first):
+        return []
+    text = comments[-1].lstrip("".join(COMMENTS) + " \t")
+    found: list[str] = next(_split([text], delimiter, quote), [])
+    fits = len(found) == width and all(value.strip() and not _NUMBER.fullmatch(value) for value in found)
+    return found if fits else []
+
+
+def _distinct(names: Sequence[str]) -> Iterator[str]:
+    """Yield the names. One that comes again gets a number."""
+    seen: set[str] = set()
+    for name in names:
+        new, count = name, 0
+        while new in seen:
+            count += 1
+            new = f"{name}_{count}"
+        seen.add(new)
+        yield new
+
+
+def _newline_of(lines: Sequence[str]) -> str:
+    ends = {line[len(line.rstrip("\r\n")) :] for line in lines} - {""}
+    return ends.pop() if len(ends) == 1 else ("mixed" if ends else "\n")
