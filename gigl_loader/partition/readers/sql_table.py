@@ -44,7 +44,7 @@ def connected(*, memory_bytes: int, threads: int, temporary: str | None) -> Iter
 
 def alias(place: int) -> str:
     """Return the name of a column in SQL. The names of tables may be empty, or differ by case alone."""
-    return f"v{place}"
+    return f"gigl_loader_{place}"
 
 
 def quoted(name: str) -> str:
@@ -66,7 +66,7 @@ class SqlTable:
     _connection: Any = None
 
     def _selecting(self, names: Sequence[str]) -> AbstractContextManager[str]:
-        """Lend a SELECT of these columns, valid within the block. They are called ``v0``, ``v1``, ..."""
+        """Lend a SELECT of these columns, valid within the block. They have the names of ``alias``."""
         raise NotImplementedError
 
     def _explained(self, error: Exception) -> Exception | None:
@@ -181,18 +181,19 @@ class _ConvertedTable(ParquetTable):
     """Rows of a table in a Parquet file of the build. Messages name their places in the table."""
 
     def __init__(self, path: Path, source: SqlTable) -> None:
+        self._aliases = {name: alias(at) for at, name in enumerate(source.columns)}
+        self._names = {alias: name for name, alias in self._aliases.items()}
         super().__init__(path)
         self.name = source.name
-        self._aliases = {name: alias(at) for at, name in enumerate(source.columns)}
+        self.columns = {self._names[alias]: kind for alias, kind in self.columns.items()}
         self._source = source
 
-    def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
-        for chunk in super().read([self._aliases[name] for name in names], rows):
-            yield dict(zip(names, chunk.values(), strict=True))
-
     def where(self, column: str, row: int) -> str:
-        names = {alias: name for name, alias in self._aliases.items()}
-        return self._source.where(names.get(column, column), self._first_row + row)
+        return self._source.where(column, self._first_row + row)
+
+    def _batches(self, file: Any, names: Sequence[str], rows: int) -> Iterator[Any]:
+        for batch in super()._batches(file, [self._aliases.get(name, name) for name in names], rows):
+            yield batch.rename_columns([self._names[alias] for alias in batch.schema.names])
 
 
 def _reader(relation: Any, rows: int) -> Any:
