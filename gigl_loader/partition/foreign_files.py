@@ -109,7 +109,7 @@ _FORMATS: Mapping[tuple[str, ...], _Format] = {
     (".pkl", ".pickle"): _Format("pickles", "pandas", "frame = pandas.read_pickle({file})", _OF_FRAME),
 }
 _PICKLES = (".pt", ".pth", ".pkl", ".pickle")
-_ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".rar", ".xz")
+_ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".rar")
 _DELTA = _Format(
     "Delta Lake", "deltalake", "frame = deltalake.DeltaTable({file}).to_pyarrow_table()", _OF_FRAME
 )

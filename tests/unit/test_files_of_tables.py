@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import logging
+import lzma
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -195,8 +197,10 @@ def test_files_of_other_kinds_with_the_ending_of_texts(tmp_path: Path) -> None:
         np.save(file, [[0, 1, 2], [1, 2, 3]])
     assert _read(open_table(str(tmp_path / "n.txt"), role="edges"))["dst"] == [1, 2, 3]
     (tmp_path / "z.csv").write_bytes(gzip.compress(b"src,dst\n0,1\n"))
-    with pytest.raises(FormatError, match=r"compressed: rename it to z\.csv\.gz"):
-        open_table(str(tmp_path / "z.csv"), role="edges")
+    assert _read(open_table(str(tmp_path / "z.csv"), role="edges"))["dst"] == [1]
+    for name, compress in {"x.csv.xz": lzma.compress, "b.csv.bz2": bz2.compress}.items():
+        (tmp_path / name).write_bytes(compress(b"src,dst\n0,1\n") + compress(b"0,2\n"))
+        assert _read(open_table(str(tmp_path / name), role="edges"))["dst"] == [1, 2]
     (tmp_path / "h.dat").write_bytes(b"\x89HDF\r\n\x1a\n")
     with pytest.raises(FormatError, match="no reader for HDF5"):
         open_table(str(tmp_path / "h.dat"), role="edges")

@@ -128,7 +128,7 @@ def test_pickles_are_never_loaded(name: str, tmp_path: Path) -> None:
 
 
 def test_archives_are_to_be_unpacked(tmp_path: Path) -> None:
-    for name in ("a.zip", "a.csv.xz", "b.tar"):
+    for name in ("a.zip", "b.tar"):
         (tmp_path / name).write_bytes(b"\xfd7zXZ\0")
         assert str(_refused(tmp_path / name)).endswith(f"{name}: an archive: unpack it")
 
