@@ -198,7 +198,8 @@ def test_files_of_other_kinds_with_the_ending_of_texts(tmp_path: Path) -> None:
     assert _read(open_table(str(tmp_path / "n.txt"), role="edges"))["dst"] == [1, 2, 3]
     (tmp_path / "z.csv").write_bytes(gzip.compress(b"src,dst\n0,1\n"))
     assert _read(open_table(str(tmp_path / "z.csv"), role="edges"))["dst"] == [1]
-    for name, compress in {"x.csv.xz": lzma.compress, "b.csv.bz2": bz2.compress}.items():
+    compressors: dict[str, Any] = {"x.csv.xz": lzma.compress, "b.csv.bz2": bz2.compress}
+    for name, compress in compressors.items():
         (tmp_path / name).write_bytes(compress(b"src,dst\n0,1\n") + compress(b"0,2\n"))
         assert _read(open_table(str(tmp_path / name), role="edges"))["dst"] == [1, 2]
     (tmp_path / "h.dat").write_bytes(b"\x89HDF\r\n\x1a\n")
