@@ -19,8 +19,8 @@ from gigl_loader.partition.checks import check_tables
 from gigl_loader.partition.job import Budget, Job, Progress
 from gigl_loader.partition.missing_values import MissingValues, missing_anywhere
 from gigl_loader.partition.output import OutputFolder
+from gigl_loader.partition.readers.shards import stamp_of
 from gigl_loader.partition.site import build_site
-from gigl_loader.partition.stage import stamp_of
 from gigl_loader.partition.steps.converted_tables import converted
 from gigl_loader.partition.steps.edges import EdgeDrops, build_edges
 from gigl_loader.partition.steps.ids import UnknownIds
@@ -43,7 +43,7 @@ from gigl_loader.partition.views import reader_of
 if TYPE_CHECKING:
     from gigl_loader.graph.ids import TextIds
     from gigl_loader.partition.executors import Executor
-    from gigl_loader.partition.runner import TaskTotals
+    from gigl_loader.partition.stage import TaskTotals
     from gigl_loader.partition.steps.vocabularies import Vocabularies
 
 logger = logging.getLogger(__name__)

@@ -75,6 +75,14 @@ def check_quantized_column(kind: object, how: Quantization, what: str) -> None:
         )
 
 
+def check_weight_column(column: Column, what: str) -> None:
+    """Raise ``ValueError`` unless a column can hold weights: one number for each edge."""
+    if column.quantized is not None:
+        raise ValueError(f"{what} is quantised: a weight must be exact")
+    if column.shape not in ((), (1,)) or column.dtype == "BOOL" or column.unit is not None:
+        raise ValueError(f"{what} holds {column.dtype} {list(column.shape)}: a weight is one number an edge")
+
+
 def declared_times(
     nodes: Mapping[NodeType, Collection[str]],
     edges: Mapping[EdgeType, Collection[str]],

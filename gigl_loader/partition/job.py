@@ -22,7 +22,7 @@ from gigl_loader.tensors import ArraySpec, spec_of
 
 if TYPE_CHECKING:
     from gigl_loader.arrays import Array
-    from gigl_loader.partition.runner import Runner
+    from gigl_loader.partition.stage import StageRunner
 
 _MAX_CHUNK_ROWS = 4 << 20
 _UNITS = {"": 1, "b": 1} | {
@@ -152,7 +152,7 @@ class Job:
         num_partitions: int,
         edge_dir: Literal["in", "out"],
         scratch: Scratch | None = None,
-        runner: Runner | None = None,
+        runner: StageRunner | None = None,
         progress: Progress | None = None,
     ) -> None:
         """``temporary`` is where files of this process go; ``None`` uses the system's place when needed.
@@ -195,7 +195,7 @@ class Job:
         return self._scratch
 
     @property
-    def runner(self) -> Runner:
+    def runner(self) -> StageRunner:
         """Runner of the tasks of the build."""
         assert self._runner is not None
         return self._runner

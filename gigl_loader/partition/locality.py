@@ -19,7 +19,7 @@ from gigl_loader.graph.ids import Directory
 from gigl_loader.native import GreedyPlacement
 from gigl_loader.partition.assigners import Owners
 from gigl_loader.partition.exchange import bucket_numbers, scatter
-from gigl_loader.partition.stage import numbered
+from gigl_loader.partition.readers.shards import numbered
 from gigl_loader.partition.steps.ids import find_all, node_ids_of, require_integers
 
 if TYPE_CHECKING:

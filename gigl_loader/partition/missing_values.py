@@ -12,7 +12,7 @@ from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column, EdgeType, NodeType
 from gigl_loader.partition.readers import Kind, Table
-from gigl_loader.partition.stage import numbered
+from gigl_loader.partition.readers.shards import numbered
 from gigl_loader.partition.table import GraphTables, OptionsNeeded, option_for
 from gigl_loader.partition.views import TableView
 from gigl_loader.tensors import STORAGE_DTYPES

@@ -15,8 +15,8 @@ from gigl_loader.graph.ids import Directory, TextIds
 from gigl_loader.graph.manifest import text_ids_path
 from gigl_loader.partition.assigners import Owners
 from gigl_loader.partition.readers import TEXT
+from gigl_loader.partition.readers.shards import numbered, stamp_of
 from gigl_loader.partition.sources import ColumnOptions, open_table
-from gigl_loader.partition.stage import numbered, stamp_of
 from gigl_loader.partition.steps.ids import as_ids, node_ids_of, require_integers
 from gigl_loader.partition.steps.weights import opened
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gigl_loader.errors import BuildError, FormatError
 from gigl_loader.partition.exchange import Exchange, FileExchange, SharedExchange
 from gigl_loader.partition.executors import Lost
 from gigl_loader.partition.job import Budget
-from gigl_loader.partition.stage import shards_of
+from gigl_loader.partition.readers.shards import shards_of
+from gigl_loader.partition.stage import TaskTotals
 from gigl_loader.partition.tasks import TaskResult, keep_result, kept_result, packed, read_result, run_task
 
 if TYPE_CHECKING:
@@ -30,24 +31,6 @@ _FEW_ROWS = 1 << 20
 _TASKS_PER_WORKER = 4
 _MAX_LOSSES = 3
 """A task that was lost more often takes the build with it: it may be what kills its process."""
-
-
-@dataclass(slots=True)
-class TaskTotals:
-    """Tasks of a build, for its summary."""
-
-    num_workers: int = 1
-    task_bytes: int = 0
-    """Working memory that each task may take."""
-    peak_bytes: int = 0
-    """Largest resident memory of a process that did a task. 0 where none was sent out."""
-    done: int = 0
-    resumed: int = 0
-    """Tasks that an earlier build had done."""
-    lost: int = 0
-    """Tasks that were done again, because their process was gone."""
-    left_out: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Rows that were left out, by type and reason: unknown ids, self-loops, duplicates."""
 
 
 class Runner:
@@ -73,31 +56,26 @@ class Runner:
         self.totals = TaskTotals(num_workers=max(plan.num_workers, 1), task_bytes=self._cuts.task_bytes)
 
     def share(self, value: object, name: str) -> None:
-        """Let tasks open the file ``name`` of the graph, which has the arrays of ``value``, in its place."""
         self._shared[id(value)] = (value, name)
 
     def count_left_out(self, what: str, reason: str, rows: int) -> None:
-        """Add rows of a type to those that are left out."""
         if rows:
             counts = self.totals.left_out.setdefault(what, {})
             counts[reason] = counts.get(reason, 0) + rows
 
     def task_budget(self, job: Job, rows: int) -> Budget:
-        """Return the memory to cut the work on so many rows for."""
         if not self._uses_files(rows):
             return job.budget
         held = self._plan.memory_bytes - job.budget.total
         return Budget(max(self._cuts.task_bytes - held * self._cuts.task_bytes // self._cuts.memory_bytes, 1))
 
     def shards(self, table: Table) -> list[Table]:
-        """Return the pieces of a table that tasks read."""
         if not self._uses_files(table.num_rows):
             return [table]
         tasks = max(self._cuts.num_workers, 1) * _TASKS_PER_WORKER
         return shards_of(table, max(-(-table.num_rows // tasks), _FEW_ROWS))
 
     def exchange(self, job: Job, name: str, kinds: Kinds, *, rows: int, num_writers: int) -> Exchange:
-        """Return an exchange of rows between the tasks of one stage and of the next."""
         if self._uses_files(rows):
             return FileExchange(f"rows/{name}", kinds, num_writers)
         return SharedExchange(job.spill(kinds, rows))

@@ -1,94 +1,16 @@
-"""Stages of a build, whose tasks any executor runs in any order; shards of tables, one for each task."""
+"""Stages of a build, whose tasks any executor runs in any order."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Mapping
 
-    from gigl_loader.arrays import Array
-    from gigl_loader.partition.job import Job
+    from gigl_loader.partition.exchange import Exchange, Kinds
+    from gigl_loader.partition.job import Budget, Job
     from gigl_loader.partition.readers import Table
-    from gigl_loader.partition.remote_files import RemotePath
-
-
-@runtime_checkable
-class Shardable(Protocol):
-    """A table that can be cut. Others are read as a whole, by one task."""
-
-    def shards(self, rows: int) -> Sequence[Table]:
-        """Return tables of about ``rows`` rows that have the rows of this one, in order.
-
-        Messages about a row of a shard are those about the row of the whole table.
-        """
-
-
-def shards_of(table: Table, rows: int) -> list[Table]:
-    """Return the shards of a table: itself where it cannot be cut."""
-    return list(table.shards(rows)) if isinstance(table, Shardable) else [table]
-
-
-def stamp_of(table: object) -> object:
-    """Return a value that changes when the rows of a table do, such as size and time of its file.
-
-    ``None`` for a table that has none: name, columns and number of rows must do. Assigners that read tables
-    have one, too.
-    """
-    return getattr(table, "stamp", None)
-
-
-def file_stamp(path: Path | RemotePath) -> tuple[str, int, int]:
-    """Return the name of a file with what changes when its content does: size and time of the last change."""
-    if not isinstance(path, Path):
-        return path.stamp()
-    found = path.stat()
-    return str(path), found.st_size, found.st_mtime_ns
-
-
-def cut(count: int, rows: int) -> Iterator[tuple[int, int]]:
-    """Yield the bounds of pieces of at most ``rows`` rows; one empty piece where there is no row."""
-    for begin in range(0, max(count, 1), max(rows, 1)):
-        yield begin, min(begin + max(rows, 1), count)
-
-
-def first_rows(shards: Sequence[Table]) -> list[int]:
-    """Return where each shard begins in the whole table, and the number of rows."""
-    bounds = [0]
-    for shard in shards:
-        bounds.append(bounds[-1] + shard.num_rows)
-    return bounds
-
-
-def numbered(table: Table, names: Sequence[str], rows: int) -> Iterator[tuple[int, dict[str, Array]]]:
-    """Read a table as ``table.read`` does, and yield each chunk with the number of its first row."""
-    row = 0
-    for chunk in table.read(names, rows):
-        yield row, chunk
-        row += len(chunk[names[0]])
-
-
-def read_span(
-    shards: Sequence[Table], bounds: Sequence[int], begin: int, end: int, *, names: Sequence[str], rows: int
-) -> Iterator[dict[str, Array]]:
-    """Yield these columns of the rows ``[begin, end)`` of a table, at most ``rows`` at a time.
-
-    ``bounds`` are the ``first_rows``. Rows of the first shard before ``begin`` are read and left out.
-    """
-    for shard, low, high in zip(shards, bounds, bounds[1:], strict=False):
-        if high <= begin or low >= end:
-            continue
-        row = low
-        for chunk in shard.read(names, rows):
-            size = len(chunk[names[0]])
-            first, last = max(begin - row, 0), min(end - row, size)
-            if first < last:
-                yield {name: array[first:last] for name, array in chunk.items()}
-            row += size
-            if row >= end:
-                return
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,3 +34,48 @@ class Stage(Protocol):
 
     def run(self, job: Job, task: int) -> dict[str, Any]:
         """Do a task. Return what the build must know of it, JSON-able, with ``rows``, the rows done."""
+
+
+@dataclass(slots=True)
+class TaskTotals:
+    """Tasks of a build, for its summary."""
+
+    num_workers: int = 1
+    task_bytes: int = 0
+    """Working memory that each task may take."""
+    peak_bytes: int = 0
+    """Largest resident memory of a process that did a task. 0 where none was sent out."""
+    done: int = 0
+    resumed: int = 0
+    """Tasks that an earlier build had done."""
+    lost: int = 0
+    """Tasks that were done again, because their process was gone."""
+    left_out: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Rows that were left out, by type and reason: unknown ids, self-loops, duplicates."""
+
+
+class StageRunner(Protocol):
+    """What runs the stages of a build."""
+
+    totals: TaskTotals
+
+    def share(self, value: object, name: str) -> None:
+        """Let tasks open the file ``name`` of the graph, which has the arrays of ``value``, in its place."""
+
+    def count_left_out(self, what: str, reason: str, rows: int) -> None:
+        """Add rows of a type to those that are left out."""
+
+    def task_budget(self, job: Job, rows: int) -> Budget:
+        """Return the memory to cut the work on so many rows for."""
+
+    def shards(self, table: Table) -> list[Table]:
+        """Return the pieces of a table that tasks read."""
+
+    def exchange(self, job: Job, name: str, kinds: Kinds, *, rows: int, num_writers: int) -> Exchange:
+        """Return an exchange of rows between the tasks of one stage and of the next."""
+
+    def run(self, job: Job, stage: Stage) -> list[Mapping[str, Any]]:
+        """Run all tasks of a stage. Return their results, in the order of their numbers.
+
+        Raises what the first of the tasks that fail raised, whichever of them failed first.
+        """

@@ -28,10 +28,14 @@ from gigl_loader.graph.schema import (
 from gigl_loader.graph.times import nanoseconds
 from gigl_loader.native import crc32c
 from gigl_loader.options import is_edge_type
-from gigl_loader.partition.declared import Quantizations, check_quantized_column, check_time_column
-from gigl_loader.partition.readers import TEXT, Kind, Table
-from gigl_loader.partition.stage import cut, stamp_of
-from gigl_loader.partition.steps.weights import check_weight_column
+from gigl_loader.partition.declared import (
+    Quantizations,
+    check_quantized_column,
+    check_time_column,
+    check_weight_column,
+)
+from gigl_loader.partition.readers import TEXT, Kind, Table, as_texts
+from gigl_loader.partition.readers.shards import cut, stamp_of
 from gigl_loader.tensors import spec_of
 
 NODE_ROLES = ("id", "split")
@@ -380,13 +384,6 @@ def without_dates(array: Array, what: str) -> tuple[Array, str | None]:
         return nanoseconds(array), "ns"
     except ValueError as error:
         raise FormatError(f"{what}: {error}") from None
-
-
-def as_texts(array: Array) -> Array:
-    """Return fixed-size texts (NumPy's ``U`` and ``S``) as an array of ``str``, any other array as it is."""
-    if array.dtype.kind == "S":
-        array = np.char.decode(array, "utf-8")
-    return array.astype(object) if array.dtype.kind == "U" else array
 
 
 def is_mask(table: Table, name: str) -> bool:

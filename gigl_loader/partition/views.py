@@ -15,7 +15,7 @@ from gigl_loader.errors import FormatError
 from gigl_loader.graph.reverses import reverse_name, reverses_of
 from gigl_loader.graph.schema import Column, EdgeSplits, EdgeType
 from gigl_loader.partition.readers import TEXT, Kind, Table
-from gigl_loader.partition.stage import numbered, shards_of, stamp_of
+from gigl_loader.partition.readers.shards import numbered, shards_of, stamp_of
 from gigl_loader.partition.table import GraphTables
 from gigl_loader.tensors import STORAGE_DTYPES
 

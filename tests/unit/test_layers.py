@@ -230,20 +230,44 @@ def test_rooms_of_a_server_are_floors() -> None:
     assert wrong == []
 
 
-def test_there_is_no_circle_of_imports() -> None:
-    """Of those that run when a module is imported."""
+def import_graph(*, lazy: bool) -> dict[str, set[str]]:
+    """Return which modules each module imports: when it is imported, or also later and for type checkers."""
     files = {f"{package}.{name}".rstrip("."): path for package in PACKAGES for name, path in modules(package)}
     graph: dict[str, set[str]] = {}
     for module, path in files.items():
-        names = [found.module for found in imports(path) if not found.lazy]
+        names = [found.module for found in imports(path) if lazy or not found.lazy]
         known = {
             next((each for each in (name, name.rpartition(".")[0]) if each in files), "") for name in names
         }
         graph[module] = known - {module, ""}
+    return graph
+
+
+def test_there_is_no_circle_of_imports() -> None:
+    """Of those that run when a module is imported."""
+    graph = import_graph(lazy=False)
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_at_most_four_files_of_builds_need_each_other() -> None:
+    """Imports inside functions and for type checkers count as well."""
+    inside = "gigl_loader.partition."
+    graph = {each: found for each, found in import_graph(lazy=True).items() if each.startswith(inside)}
+    reached: dict[str, set[str]] = {}
+    for module in graph:
+        left, found = [module], set[str]()
+        while left:
+            fresh = graph.get(left.pop(), set()) - found
+            found |= fresh
+            left += fresh
+        reached[module] = found
+    circles = [
+        {other for other in graph if other in reached[each] and each in reached[other]} for each in graph
+    ]
+    assert max(map(len, circles)) <= 4
 
 
 def test_the_table_catches_what_it_should() -> None:

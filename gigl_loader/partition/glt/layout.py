@@ -15,7 +15,7 @@ from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE, EdgeType, NodeType
 from gigl_loader.partition.glt.pickles import Source
 from gigl_loader.partition.glt.tensors import Rows, saved_tensor, tensor_stream
-from gigl_loader.partition.stage import numbered
+from gigl_loader.partition.readers.shards import numbered
 from gigl_loader.partition.views import TableView
 from gigl_loader.regular_files import open_regular
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
+
 from gigl_loader.arrays import Array
 from gigl_loader.graph.schema import Column
 
@@ -42,3 +44,10 @@ class Table(Protocol):
 
     def where(self, column: str, row: int) -> str:
         """Return the place of a value for a message: file, column and row."""
+
+
+def as_texts(array: Array) -> Array:
+    """Return fixed-size texts (NumPy's ``U`` and ``S``) as an array of ``str``, any other array as it is."""
+    if array.dtype.kind == "S":
+        array = np.char.decode(array, "utf-8")
+    return array.astype(object) if array.dtype.kind == "U" else array

@@ -34,6 +34,7 @@ from gigl_loader.partition.readers.column_types import (
     column_of,
     said,
 )
+from gigl_loader.partition.readers.shards import file_stamp
 from gigl_loader.partition.readers.sql_table import (
     SqlTable,
     alias,
@@ -50,7 +51,6 @@ from gigl_loader.partition.readers.text_format import (
     layout_of,
     open_bytes,
 )
-from gigl_loader.partition.stage import file_stamp
 from gigl_loader.tensors import STORAGE_DTYPES
 
 if TYPE_CHECKING:

@@ -29,7 +29,8 @@ from gigl_loader.partition.exchange import (
 )
 from gigl_loader.partition.job import Budget, Job
 from gigl_loader.partition.readers import Table
-from gigl_loader.partition.stage import StageInfo, first_rows, numbered
+from gigl_loader.partition.readers.shards import first_rows, numbered
+from gigl_loader.partition.stage import StageInfo
 from gigl_loader.partition.steps.edge_sorter import DistinctPairs, EdgeSorter, Leaf
 from gigl_loader.partition.steps.ids import as_ids, find_all, require_integers
 from gigl_loader.partition.steps.nodes import bucket_cuts

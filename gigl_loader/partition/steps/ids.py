@@ -17,7 +17,8 @@ from gigl_loader.partition.assigners import Assigner, RangeAssigner
 from gigl_loader.partition.exchange import FileExchange
 from gigl_loader.partition.job import Job
 from gigl_loader.partition.readers import Table
-from gigl_loader.partition.stage import StageInfo, numbered
+from gigl_loader.partition.readers.shards import numbered
+from gigl_loader.partition.stage import StageInfo
 from gigl_loader.partition.table import GraphTables, is_mask
 from gigl_loader.tensors import STORAGE_DTYPES
 

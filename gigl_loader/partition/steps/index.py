@@ -35,12 +35,12 @@ from gigl_loader.graph.manifest import (
 from gigl_loader.graph.schema import Column, type_name
 from gigl_loader.graph.weights import running_sums
 from gigl_loader.native import build_adjacency, crc32c
+from gigl_loader.partition.declared import check_weight_column
 from gigl_loader.partition.executors import WorkPlan
 from gigl_loader.partition.job import Budget, Job, available_memory
 from gigl_loader.partition.runner import Runner
 from gigl_loader.partition.stage import StageInfo
 from gigl_loader.partition.steps.weights import (
-    check_weight_column,
     index_weights,
     opened,
     pieces,

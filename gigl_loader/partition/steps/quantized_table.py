@@ -12,7 +12,8 @@ import numpy as np
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.quantization import Quantization, Quantized, encode, scales_of
 from gigl_loader.graph.schema import Column, EdgeType, NodeType, type_name
-from gigl_loader.partition.stage import StageInfo, numbered
+from gigl_loader.partition.readers.shards import numbered
+from gigl_loader.partition.stage import StageInfo
 from gigl_loader.partition.views import TableView
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from gigl_loader.graph.ids import Directory
 from gigl_loader.graph.schema import Column
 from gigl_loader.partition.missing_values import missing_label
 from gigl_loader.partition.readers import TEXT, Kind, Table
-from gigl_loader.partition.stage import cut, first_rows, numbered, shards_of
+from gigl_loader.partition.readers.shards import cut, first_rows, numbered, shards_of
 from gigl_loader.partition.steps.ids import named_ids, node_ids_of
 from gigl_loader.partition.steps.text_ids import id_columns
 from gigl_loader.partition.table import (

@@ -13,7 +13,8 @@ from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column, EdgeType, NodeType, type_name
 from gigl_loader.partition.job import Job
 from gigl_loader.partition.readers import Kind, Table
-from gigl_loader.partition.stage import StageInfo, numbered
+from gigl_loader.partition.readers.shards import numbered
+from gigl_loader.partition.stage import StageInfo
 from gigl_loader.partition.table import Encoding, GraphTables, NodeTable
 from gigl_loader.partition.views import TableView
 

@@ -30,14 +30,6 @@ _BYTES_PER_EDGE = 100
 """Working memory while a piece is indexed. Measured: 35 with 8 edges a list, 84 with one; and the weights."""
 
 
-def check_weight_column(column: Column, what: str) -> None:
-    """Raise ``ValueError`` unless a column can hold weights: one number for each edge."""
-    if column.quantized is not None:
-        raise ValueError(f"{what} is quantised: a weight must be exact")
-    if column.shape not in ((), (1,)) or column.dtype == "BOOL" or column.unit is not None:
-        raise ValueError(f"{what} holds {column.dtype} {list(column.shape)}: a weight is one number an edge")
-
-
 def check_weights(values: Array, column: Column, where: Callable[[int], str]) -> None:
     """Raise ``FormatError`` naming the place of the first value that is no weight."""
     weights = as_float64(values, column.dtype)
