@@ -408,9 +408,9 @@ def test_neptune(folder: Path) -> None:
 
 
 def test_snap(folder: Path) -> None:
-    with gzip.open(folder / "g.csv.gz", "wt") as file:
+    with gzip.open(folder / "g.txt.gz", "wt") as file:
         file.write("# Directed graph: g.txt\n# FromNodeId\tToNodeId\tSign\n0\t7\t-1\n7\t3\t1\n")
-    found = build("snap", folder / "g.csv.gz")
+    found = build("snap", folder / "g.txt.gz")
     assert found.edges == {HOMOGENEOUS: [(0, 7, -1), (7, 3, 1)]}
     assert set(found.nodes["node"]) == {0, 3, 7}
     write(folder, four="6,2,4,1289241911.5\n")
@@ -464,6 +464,14 @@ def test_ogb_of_several_types(folder: Path) -> None:
         ("paper", "cites", "paper"): [(1, 0)],
     }
     assert found.splits == {"paper": {"train": [0, 1], "val": [2]}}
+
+
+def test_snap_without_names(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / "g.txt").write_text("# Undirected graph: ../g.txt\n# Nodes: 3 Edges: 2\n3 5\n5 9\n")
+    assert build("snap", folder / "g.txt").edges == {HOMOGENEOUS: [(3, 5), (5, 9)]}
+    assert "left out reversed edges: the graph is undirected" in caplog.text
+    write(folder, named="id_1,id_2\n3,5\n")
+    assert build("snap", folder / "named.csv").edges == {HOMOGENEOUS: [(3, 5)]}
 
 
 def test_movielens(folder: Path) -> None:
