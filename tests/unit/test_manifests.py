@@ -323,6 +323,28 @@ def test_graphstorm(graphstorm: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert "left out transform max_min_norm of feature 'year' of paper: it is stored as it is" in caplog.text
 
 
+def test_graphstorm_with_json_lines(folder: Path) -> None:
+    label = {"label_col": "y", "custom_split_filenames": {"train": "train.json", "test": "test.json"}}
+    nodes = {"node_type": "n", "node_id_col": "k", "format": {"name": "JSON"}, "files": "n.jsonl"}
+    ends = {"relation": ["n", "to", "n"], "source_id_col": "a", "dest_id_col": "b"}
+    features = [{"feature_col": "x", "out_dtype": "float32"}]
+    config = {
+        "nodes": [nodes | {"features": features, "labels": [label]}],
+        "edges": [ends | {"format": {"name": "parquet"}, "files": "e.parquet"}],
+    }
+    (folder / "n.jsonl").write_text('{"k": "u", "x": [1, 2.5], "y": 3}\n{"k": "v", "x": [3, 4], "y": 5}\n')
+    (folder / "train.json").write_text('"v"\n')
+    (folder / "test.json").write_text('"u"\n')
+    pq.write_table(pa.table({"a": ["v"], "b": ["u"]}), folder / "e.parquet")
+    (folder / "config.json").write_text(json.dumps(config))
+    found = build("graphstorm", folder)
+    assert found.nodes == {"n": {"u": {"x": [1, 2.5], "y": 3}, "v": {"x": [3, 4], "y": 5}}}
+    assert (found.edges, found.splits) == (
+        {("n", "to", "n"): [("v", "u")]},
+        {"n": {"train": ["v"], "test": ["u"]}},
+    )
+
+
 def test_graphstorm_names_what_is_missing(graphstorm: Path) -> None:
     def changed(key: str, value: Any) -> str:
         nodes = [GRAPHSTORM["nodes"][0] | {key: value}, GRAPHSTORM["nodes"][1]]
@@ -483,6 +505,25 @@ def test_movielens(folder: Path) -> None:
     assert found.nodes == {"movie": {10: {}, 31: {}}, "user": {1: {}, 7: {}}}
     assert found.edges == {("user", "rates", "movie"): [(1, 31, 2.5, 1260759144), (7, 10, 4.0, 1260759179)]}
     assert Graph.open("graph").schema.edges["user", "rates", "movie"].times == ("time",)
+
+
+def test_movielens_without_header_lines(folder: Path) -> None:
+    movie = "{}|Caf\xe9 (1995)|01-Jan-1995||http://url|" + "|".join("0101010101010101010") + "\n"
+    (folder / "u.data").write_text("196\t242\t3\t881250949\n186\t302\t4\t891717742\n")
+    (folder / "u.item").write_text(movie.format(242) + movie.format(302), "latin-1")
+    (folder / "u.user").write_text("186|24|M|writer|85711\n196|49|F|other|94043\n")
+    found = build(
+        "movielens", folder, "--drop", "title,released,video,url,occupation,zip", "--encode", "gender"
+    )
+    assert found.nodes["user"] == {186: {"age": 24, "gender": 1}, 196: {"age": 49, "gender": 0}}
+    assert found.nodes["movie"] == {242: {"genres": [0, 1] * 9 + [0]}, 302: {"genres": [0, 1] * 9 + [0]}}
+    assert found.edges == {("user", "rates", "movie"): [(196, 242, 3, 881250949), (186, 302, 4, 891717742)]}
+    (folder / "u.data").unlink()
+    (folder / "ratings.dat").write_text("1::7::5::978300760\n2::9::3::978302109\n")
+    (folder / "movies.dat").write_text("7::Caf\xe9 (1995)::Drama|War\n9::X: Y (1996)::Drama\n", "latin-1")
+    found = build("movielens", folder, "--drop", "title,genres")
+    assert found.edges == {("user", "rates", "movie"): [(1, 7, 5, 978300760), (2, 9, 3, 978302109)]}
+    assert found.nodes == {"movie": {7: {}, 9: {}}, "user": {1: {}, 2: {}}}
 
 
 @pytest.mark.parametrize("form", [form.value for form in Form])

@@ -43,10 +43,12 @@ def _require_new(entry: Entry, kind: NodeType | EdgeType, seen: set[NodeType | E
 
 def _table(listing: Listing, entry: Entry, kind: NodeType | EdgeType, roles: dict[str, str]) -> list[str]:
     """Add the options of a table, and return its files."""
-    files, form = listing.files(entry.texts("files")), entry.entry("format")
-    delimiter = form.text("separator", ",") if form.text("name") == "csv" else None
-    if form.text("name") not in ("csv", "parquet"):
-        raise ValueError(f"{entry.where}: no reader for {form.text('name')}: write it as Parquet")
+    files, form = listing.files(entry.texts("files")), entry.entry("format").text("name").lower()
+    if form not in ("csv", "json", "parquet"):
+        raise ValueError(f"{entry.where}: no reader for {form}: write it as Parquet")
+    if form == "json" and not all(file.endswith((".jsonl", ".ndjson")) for file in files):
+        raise ValueError(f"{files[0]}: JSON lines are read from files that end with .jsonl: rename it")
+    delimiter = entry.entry("format").text("separator", ",") if form == "csv" else None
     if delimiter is not None:
         listing.delimiter(delimiter, files[0])
     names = list(listing.table(files, delimiter).columns)
@@ -118,3 +120,5 @@ def _split(listing: Listing, label: Entry, kind: NodeType | EdgeType, ids: str) 
                 raise ValueError(f"{custom.where}: {key} has {len(files)} files: write one")
             for file in files:
                 listing.split(kind, split, file)
+                if file.endswith(".json"):  # An id in each line.
+                    listing.names(kind, ["id"])

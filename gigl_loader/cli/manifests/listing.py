@@ -62,6 +62,7 @@ class Listing:
     _columns: list[_Column] = field(default_factory=list)
     _delimiters: dict[str, str] = field(default_factory=dict)
     """Delimiter, by the first file that has it."""
+    _encoding: str | None = None
 
     @property
     def folder(self) -> Path:
@@ -165,6 +166,10 @@ class Listing:
                 f"{self.path}: column {name!r}: {why}; --drop {shlex.quote(str(column))} leaves it out"
             )
 
+    def encoding(self, encoding: str) -> None:
+        """Set the encoding of the text files, unless the command line does."""
+        self._encoding = encoding
+
     def split(self, kind: NodeType, name: str, file: str) -> None:
         """Add the file of the ids of a split. A second one of the same name is left out."""
         scope = f"{self.scope(kind)}:{name}="
@@ -199,6 +204,8 @@ class Listing:
         }
         if self._delimiters and self.given.csv_delimiter is None:
             changes["csv_delimiter"] = next(iter(self._delimiters))
+        if self._encoding is not None and self.given.csv_encoding == TableOptions().csv_encoding:
+            changes["csv_encoding"] = self._encoding
         return replace(self.given, **changes)
 
     def _is_overridden(self, added: _Column) -> bool:
