@@ -91,9 +91,13 @@ class TableOptions:
         list[str],
         typer.Option(help="Node type whose ids are the row numbers, though a column looks like ids."),
     ] = field(default_factory=list)
-    rename: Annotated[list[str], typer.Option(help="[TYPE:]COLUMN=NEW, e.g. author_id=src.")] = field(
-        default_factory=list
-    )
+    rename: Annotated[
+        list[str],
+        typer.Option(
+            help="[TYPE:]COLUMN=NEW, e.g. author_id=src. A COLUMN with = or , has double quotes: "
+            "'\"a=b\"=src'. So in all options for columns."
+        ),
+    ] = field(default_factory=list)
     stack: Annotated[
         list[str], typer.Option(help="[TYPE:]NEW=PATTERNS: make one vector of columns, e.g. 'x=f_*,age'.")
     ] = field(default_factory=list)

@@ -106,10 +106,12 @@ def _showing_a_command() -> Iterator[None]:
     try:
         yield
     except OptionsNeeded as error:
-        if not error.options:
+        options = [[*error.options, *each] for each in error.readings or [[]]]
+        commands = [shlex.join(["gigl-loader", *sys.argv[1:], *each]) for each in options if each]
+        if not commands:
             raise
-        command = shlex.join(["gigl-loader", *sys.argv[1:], *error.options])
-        raise ValueError(f"{error.problems}. This would work: {command}") from error
+        what = "This would work" if len(commands) == 1 else "Choose"
+        raise ValueError(f"{error.problems}. {what}: {'; or: '.join(commands)}") from error
 
 
 @contextmanager

@@ -6,7 +6,6 @@ its reverse ``rev_f2p_COLUMN``.
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +21,9 @@ from gigl_loader.graph.schema import Column, EdgeType, NodeType
 from gigl_loader.partition.readers import TEXT, Kind, Table
 from gigl_loader.partition.readers.arrow_stream import ArrowStreamTable
 from gigl_loader.partition.readers.text_format import CsvFormat
-from gigl_loader.partition.sources import ColumnOptions, Role, open_files
+from gigl_loader.partition.roles import Role
+from gigl_loader.partition.sources import ColumnOptions, open_files
+from gigl_loader.partition.table import quoted
 from gigl_loader.tensors import STORAGE_DTYPES
 
 if TYPE_CHECKING:
@@ -116,22 +117,20 @@ def with_schema(options: TableOptions, tables: list[RelationalTable]) -> TableOp
     }
     for table in tables:
         more["nodes"] += [f"{table.name}={files}" for files in table.files]
-        if table.primary_key not in (None, "id"):
-            more["rename"].append(f"{table.name}:{table.primary_key}=id")
+        if table.primary_key is not None and table.primary_key != "id":
+            more["rename"].append(f"{table.name}:{quoted(table.primary_key)}=id")
         if table.primary_key is None:
             more["row_ids"].append(table.name)
         if table.time is not None:
             more["times"].append(f"{table.name}:{_TIME}")
             if table.time != _TIME:
-                more["rename"].append(f"{table.name}:{table.time}={_TIME}")
+                more["rename"].append(f"{table.name}:{quoted(table.time)}={_TIME}")
         for column in table.foreign_keys:
             more["reverse"].append(",".join(table.edge_type(column)))
         for column, kind in {**table.types, **dict.fromkeys(table.foreign_keys, "drop")}.items():
             if column != table.primary_key:
                 option, value = _TYPES.get(kind, ("dtypes", f"={kind}"))
-                # A comma would end the pattern.
-                name = glob.escape(column).replace(",", "?") if option == "drop" else column
-                more[option].append(f"{table.name}:{name}{value}")
+                more[option].append(f"{table.name}:{quoted(column)}{value}")
     merged: dict[str, Any] = {name: [*added, *getattr(options, name)] for name, added in more.items()}
     return replace(options, **merged)
 

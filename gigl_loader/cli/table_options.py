@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gigl_loader.cli.build_options import TableOptions
+from gigl_loader.cli.column_options import OptionsByTable, TableType, column_of, table_type, type_text
 from gigl_loader.cli.manifests import with_manifest
 from gigl_loader.cli.schema_file import foreign_key_edges, read_schema_file, with_schema
 from gigl_loader.graph.graph import Graph
@@ -28,21 +28,19 @@ from gigl_loader.partition.files import is_query
 from gigl_loader.partition.owner_tables import TableAssigner, owners_from_files
 from gigl_loader.partition.readers import TEXT, Table
 from gigl_loader.partition.readers.text_format import CsvFormat
+from gigl_loader.partition.roles import Role
 from gigl_loader.partition.sources import (
     ColumnOptions,
-    Role,
-    column_sources,
     name_columns,
     open_files,
 )
 from gigl_loader.partition.table import Encoding, GraphTables, NodeTable, known_columns
-from gigl_loader.partition.views import label_set, with_reverse_edges
+from gigl_loader.partition.views import label_set, reader_of, with_reverse_edges
 from gigl_loader.splits import named_fractions
 
 if TYPE_CHECKING:
     from gigl_loader.partition.assigners import Assigner, GraphAssigner
 
-_Key = NodeType | EdgeType
 _Default = TypeVar("_Default", NodeType, None)
 
 
@@ -54,87 +52,6 @@ def csv_format(options: TableOptions) -> CsvFormat:
     return CsvFormat(delimiter, quote, encoding=options.csv_encoding)
 
 
-@dataclass(slots=True)
-class _Scoped:
-    """Column options by type. Options under ``None`` apply to every table that has such a column."""
-
-    csv: CsvFormat
-    types: Mapping[str, _Key]
-    """Types of the tables, by their names in options."""
-    by_type: dict[_Key | None, ColumnOptions] = field(default_factory=dict)
-    csv_columns: list[tuple[_Key | None, tuple[str, ...]]] = field(default_factory=list)
-
-    def add(self, option: str, value: str, kind: str) -> None:
-        left, equals, right = value.partition("=")
-        if kind == "csv_columns":
-            scope, colon, names = left.rpartition(":")
-            self.csv_columns.append((_key(scope) if colon else None, tuple(names.split(","))))
-            return
-        scope, _, name = left.partition(":")
-        key = self.types.get(scope)
-        if key is None or scope == left:
-            key, name = None, left  # Names of columns may have colons.
-        found = self.by_type.get(key, ColumnOptions())
-        if kind == "drop":
-            self.by_type[key] = replace(found, drop=(*found.drop, *(name + equals + right).split(",")))
-        elif not right or not (name or kind == "rename"):  # An index of pandas has no name.
-            raise ValueError(f"{option} {value}: write {option} [TYPE:]NAME=VALUE")
-        else:
-            self.by_type[key] = _with(found, kind, name, right)
-
-    def csv_of(self, key: _Key, role: Role) -> CsvFormat:
-        """Return the format of the CSV files of a table. Names with an end are of edges, ``id`` of splits."""
-        by_scope = sorted(self.csv_columns, key=lambda each: (each[0] is None, each[1] == ("id",)))
-        for scope, names in by_scope:
-            fits = scope == key or (scope is None and ("src" in names or "dst" in names) == (role == "edges"))
-            if fits and (role != "ids" or names == ("id",)):
-                return replace(self.csv, columns=names)
-        return self.csv
-
-    def of(self, key: _Key, table: Table, role: Role) -> ColumnOptions:
-        """Return the options for one table: its own, and the general ones that apply to its columns."""
-        names = list(table.columns)
-        shared = self.by_type.get(None, ColumnOptions())
-        own = self.by_type.get(key, ColumnOptions())
-        options = ColumnOptions(
-            rename={old: new for old, new in shared.rename.items() if old in names} | dict(own.rename),
-            stack={new: p for new, p in shared.stack.items() if _all_match(p, names)} | dict(own.stack),
-            drop=(*(pattern for pattern in shared.drop if _matches(pattern, names)), *own.drop),
-        )
-        final = column_sources(table, role=role, options=options)
-        dtypes = {name: dtype for name, dtype in shared.dtypes.items() if name in final}
-        fill = {name: value for name, value in shared.fill.items() if _matches(name, [*names, *final])}
-        return replace(options, dtypes=dtypes | dict(own.dtypes), fill=fill | dict(own.fill))
-
-    def require_used(self, keys: Iterable[_Key], columns: Iterable[str]) -> None:
-        """Raise ``ValueError`` for options that apply to nothing."""
-        known, names = set(keys), list(columns)
-        for key, _ in self.csv_columns:
-            if key is not None and key not in known:
-                raise ValueError(f"no table of type {_said(key)}; given: {', '.join(map(_said, known))}")
-        shared = self.by_type.get(None, ColumnOptions())
-        stacked = [pattern for listed in shared.stack.values() for pattern in listed.split(",")]
-        patterns = (*shared.rename, *stacked, *shared.drop, *shared.dtypes, *shared.fill)
-        if unmatched := [pattern for pattern in patterns if not _matches(pattern.strip(), names)]:
-            listed = ", ".join(map(repr, dict.fromkeys(unmatched)))
-            if scopes := [pattern.partition(":")[0] for pattern in unmatched if ":" in pattern]:
-                raise ValueError(
-                    f"no table of type {scopes[0]}; given: {', '.join(map(_said, known))}; "
-                    f"and no table has a column {listed}"
-                )
-            raise ValueError(f"no table has a column {listed}; columns: {', '.join(sorted(set(names)))}")
-
-
-def _with(options: ColumnOptions, kind: str, name: str, value: str) -> ColumnOptions:
-    if kind == "rename":
-        return replace(options, rename={**options.rename, name: value})
-    if kind == "stack":
-        return replace(options, stack={**options.stack, name: value})
-    if kind == "fill":
-        return replace(options, fill={**options.fill, name: value})
-    return replace(options, dtypes={**options.dtypes, name: value})
-
-
 def open_tables(options: TableOptions) -> GraphTables:
     """Open every table that the options name, and those of the manifest and the schema file."""
     options, relational = with_manifest(options)
@@ -142,8 +59,8 @@ def open_tables(options: TableOptions) -> GraphTables:
     options = with_schema(options, relational)
     edges = _by_type(options.edges, "--edges")
     nodes = _by_type(options.nodes, "--nodes")
-    types = {_said(key): key for key in (*edges, *nodes, *_labels(options.labels))}
-    scoped = _Scoped(csv_format(options), types)
+    types = dict.fromkeys((*edges, *nodes, *_labels(options.labels)))
+    scoped = OptionsByTable(csv_format(options), types)
     for option, values, kind in (
         ("--rename", options.rename, "rename"),
         ("--stack", options.stack, "stack"),
@@ -151,9 +68,13 @@ def open_tables(options: TableOptions) -> GraphTables:
         ("--dtype", options.dtypes, "dtypes"),
         ("--fill", options.fill, "fill"),
         ("--csv-columns", options.csv_columns, "csv_columns"),
+        ("", (*options.encode, *options.one_hot, *options.quantize), "keep"),
+        ("", (*options.weights, *options.times), "keep"),
     ):
         for value in values:
             scoped.add(option, value, kind)
+    for node_type in options.row_ids:
+        scoped.number_rows(node_type)
     foreign_keys = foreign_key_edges(relational, scoped.csv_of)
     seen: list[str] = []
     edge_tables = {key: _open(key, specs, "edges", scoped, seen) for key, specs in edges.items()}
@@ -211,33 +132,33 @@ def open_tables(options: TableOptions) -> GraphTables:
     )
 
 
-def _encodings(options: TableOptions, tables: GraphTables) -> dict[_Key, dict[str, Encoding]]:
+def _encodings(options: TableOptions, tables: GraphTables) -> dict[TableType, dict[str, Encoding]]:
     """Return what ``--encode [TYPE:]COLUMN[=other]`` and ``--one-hot [TYPE:]COLUMN`` say, and the labels."""
-    found: dict[_Key, dict[str, Encoding]] = {key: dict(each) for key, each in tables.encodings.items()}
+    found: dict[TableType, dict[str, Encoding]] = {key: dict(each) for key, each in tables.encodings.items()}
     known = known_columns(tables.nodes, tables.edges)
+    columns_known = {name for columns in known.values() for name in columns}
     for option, values in (("--encode", options.encode), ("--one-hot", options.one_hot)):
         for value in values:
-            left, equals, right = value.partition("=")
-            scope, colon, name = left.rpartition(":")
-            if equals and (right != "other" or option != "--encode"):
+            kind, name, other = column_of(value, known, columns_known)
+            if other is not None and (other != "other" or option != "--encode"):
                 raise ValueError(
                     f"{option} {value}: write --encode [TYPE:]COLUMN[=other] or --one-hot COLUMN"
                 )
             columns = {
                 key: "y" if name == "label" and "y" in each else name
                 for key, each in known.items()
-                if not colon or key == _key(scope)
+                if kind in (None, key)
             }
             having = {key: column for key, column in columns.items() if known[key].get(column) == TEXT}
             if not having:
                 raise ValueError(f"{option} {value}: no column {name!r} of texts")
             for key, column in having.items():
-                how = Encoding(one_hot=option == "--one-hot", other=bool(equals))
+                how = Encoding(one_hot=option == "--one-hot", other=other is not None)
                 found.setdefault(key, {})[column] = how
     if options.vocabulary is None:
         return found
     schema = Graph.open(options.vocabulary).schema
-    words: dict[_Key, Mapping[str, tuple[str, ...]]] = {
+    words: dict[TableType, Mapping[str, tuple[str, ...]]] = {
         key: each.vocabularies for key, each in schema.nodes.items()
     }
     words.update({key: each.vocabularies for key, each in schema.edges.items()})
@@ -248,16 +169,15 @@ def _encodings(options: TableOptions, tables: GraphTables) -> dict[_Key, dict[st
 
 
 def _quantize(
-    options: Sequence[str], known: Mapping[_Key, Mapping[str, object]]
-) -> dict[_Key, dict[str, Quantization]]:
+    options: Sequence[str], known: Mapping[TableType, Mapping[str, object]]
+) -> dict[TableType, dict[str, Quantization]]:
     """Return how columns are quantised for all ``--quantize [TYPE:]COLUMN=KIND[:per-row|:per-column]``."""
     wanted: dict[Any, Any] = {}
     for option in options:
-        left, equals, kind = option.partition("=")
-        scope, colon, name = left.rpartition(":")
-        if not name or not equals:
+        key, name, kind = column_of(option, known, {name for each in known.values() for name in each})
+        if not name or kind is None:
             raise ValueError(f"--quantize {option}: write --quantize [TYPE:]COLUMN=KIND, such as x=int8")
-        named = wanted.setdefault(_key(scope), {}) if colon else wanted
+        named = wanted if key is None else wanted.setdefault(key, {})
         if name in named:
             raise ValueError(f"--quantize {option}: column {name!r} is quantised twice")
         named[name] = kind
@@ -270,7 +190,7 @@ def _fractions(options: Sequence[str]) -> dict[NodeType, dict[str, float]]:
     for option in options:
         key, fractions = _split_option("--split-nodes", option, HOMOGENEOUS_NODE)
         if not isinstance(key, str):
-            raise ValueError(f"--split-nodes {option}: {_said(key)} are edges: use --split-edges")
+            raise ValueError(f"--split-nodes {option}: {type_text(key)} are edges: use --split-edges")
         found[key] = fractions
     return found
 
@@ -298,9 +218,9 @@ def _message_edges(option: str | None) -> tuple[str, ...] | None:
     return None if option is None else tuple(filter(None, option.split(",")))
 
 
-def _split_option(name: str, option: str, default: _Default) -> tuple[_Key | _Default, dict[str, float]]:
+def _split_option(name: str, option: str, default: _Default) -> tuple[TableType | _Default, dict[str, float]]:
     scope, equals, listed = option.rpartition("=")
-    key = _key(scope) if equals else default
+    key = table_type(scope) if equals else default
     try:
         numbers = [float(each) for each in listed.split(",")]
     except ValueError:
@@ -319,7 +239,7 @@ def _labels(options: Sequence[str]) -> dict[EdgeType, list[str]]:
     for option in options:
         left, equals, files = option.partition("=")
         scope, colon, sign = left.partition(":")
-        key = _key(scope)
+        key = table_type(scope)
         if isinstance(key, str) or not equals or not files or (colon and sign != "negative"):
             raise ValueError(f"--labels {option}: write --labels SRC,REL,DST[:negative]=FILES")
         found.setdefault(label_list(key, "negative" if colon else "positive"), []).append(files)
@@ -331,10 +251,10 @@ def _reverses(options: Sequence[str]) -> dict[EdgeType, EdgeType]:
     found: dict[EdgeType, EdgeType] = {}
     for option in options:
         left, equals, right = option.partition("=")
-        kind = _key(left)
+        kind = table_type(left)
         if isinstance(kind, str):
             raise ValueError(f"--reverse {option}: {left!r} is no edge type; write SRC,REL,DST[=NAME]")
-        name = _key(right) if equals else reverse_name(kind)
+        name = table_type(right) if equals else reverse_name(kind)
         found[kind] = (kind[2], name, kind[0]) if isinstance(name, str) else name
     return found
 
@@ -345,10 +265,9 @@ def weight_columns(
     """Return the columns that ``--weight [TYPE:]COLUMN`` declares, given the columns of each edge type."""
     found: dict[EdgeType, tuple[str, ...]] = {}
     for option in options:
-        scope, colon, name = option.rpartition(":")
-        key = _key(scope) if colon else None
+        key, name, _ = column_of(option, edges, {name for columns in edges.values() for name in columns})
         if isinstance(key, str):
-            raise ValueError(f"--weight {option}: {scope!r} is no edge type; write SRC,REL,DST:COLUMN")
+            raise ValueError(f"--weight {option}: {key!r} is no edge type; write SRC,REL,DST:COLUMN")
         named = declared(edges, name if key is None else {key: name}, f"--weight {option}")
         for kind, names in named.items():
             found[kind] = tuple(sorted({*found.get(kind, ()), *names}))
@@ -359,42 +278,32 @@ def time_columns(
     nodes: Mapping[NodeType, Collection[str]],
     edges: Mapping[EdgeType, Collection[str]],
     options: Sequence[str],
-) -> dict[_Key, tuple[str, ...]]:
+) -> dict[TableType, tuple[str, ...]]:
     """Return the columns that ``--time [TYPE:]COLUMN`` declares, given the columns of each type."""
-    found: dict[_Key, tuple[str, ...]] = {}
+    found: dict[TableType, tuple[str, ...]] = {}
+    known = {name for columns in (*nodes.values(), *edges.values()) for name in columns}
     for option in options:
-        scope, colon, name = option.rpartition(":")
-        wanted = {_key(scope): name} if colon else name
+        key, name, _ = column_of(option, (*nodes, *edges), known)
+        wanted = name if key is None else {key: name}
         for kind, names in declared_times(nodes, edges, wanted, f"--time {option}").items():
             found[kind] = tuple(sorted({*found.get(kind, ()), *names}))
     return found
 
 
-def _open(key: _Key, specs: Sequence[str], role: Role, scoped: _Scoped, seen: list[str]) -> Table:
-    table = open_files(specs, role=role, options=_all_options(scoped, key, role))
+def _open(key: TableType, specs: Sequence[str], role: Role, scoped: OptionsByTable, seen: list[str]) -> Table:
+    table = open_files(specs, role=role, options=scoped.of_reader(key, role))
     named = name_columns(table, role=role, options=scoped.of(key, table, role))
     seen += [*table.columns, *named.columns]
     return named
 
 
-def _all_options(scoped: _Scoped, key: _Key, role: Role) -> ColumnOptions:
-    """Return what a reader must know before it sees the columns: names and dtypes, used or not."""
-    shared, own = scoped.by_type.get(None, ColumnOptions()), scoped.by_type.get(key, ColumnOptions())
-    return ColumnOptions(
-        rename={**shared.rename, **own.rename},
-        stack={**shared.stack, **own.stack},
-        dtypes={**shared.dtypes, **own.dtypes},
-        csv=scoped.csv_of(key, role),
-    )
-
-
-def _node_table(key: _Key, specs: Sequence[str], scoped: _Scoped, seen: list[str]) -> NodeTable:
+def _node_table(key: TableType, specs: Sequence[str], scoped: OptionsByTable, seen: list[str]) -> NodeTable:
     if len(specs) == 1 and specs[0].isdigit():
         return NodeTable(count=int(specs[0]))
     return NodeTable(_open(key, specs, "nodes", scoped, seen))
 
 
-def _with_row_ids(tables: Mapping[_Key, NodeTable], node_type: NodeType) -> NodeTable:
+def _with_row_ids(tables: Mapping[TableType, NodeTable], node_type: NodeType) -> NodeTable:
     """Return the nodes of a type, of which no column may be taken for ids."""
     rows = tables.get(node_type, NodeTable()).rows
     if rows is None or "id" in rows.columns:
@@ -407,14 +316,14 @@ def _with_row_ids(tables: Mapping[_Key, NodeTable], node_type: NodeType) -> Node
     return replace(tables[node_type], row_ids=True)
 
 
-def _by_type(values: Sequence[str], option: str) -> dict[_Key, list[str]]:
+def _by_type(values: Sequence[str], option: str) -> dict[TableType, list[str]]:
     """Group ``[TYPE=]FILES`` by type. A node type is a word, an edge type three with commas."""
-    found: dict[_Key, list[str]] = {}
+    found: dict[TableType, list[str]] = {}
     edges = option == "--edges"
     for value in values:
         left, equals, right = value.partition("=")
         if equals and right and "/" not in left and not is_query(value):
-            key = _key(left)
+            key = table_type(left)
         else:
             key, right = (HOMOGENEOUS_EDGE if edges else HOMOGENEOUS_NODE), value
         if isinstance(key, tuple) != edges:
@@ -426,47 +335,33 @@ def _by_type(values: Sequence[str], option: str) -> dict[_Key, list[str]]:
     return found
 
 
-def _key(text: str) -> _Key:
-    parts = text.split(",")
-    if not all(parts) or len(parts) not in (1, 3):
-        raise ValueError(f"{text!r} is no type: a node type is one name, an edge type three, with commas")
-    return (parts[0], parts[1], parts[2]) if len(parts) == 3 else parts[0]
-
-
-def _splits(values: Sequence[str], scoped: _Scoped) -> Mapping[NodeType, dict[str, Table]]:
+def _splits(values: Sequence[str], scoped: OptionsByTable) -> Mapping[NodeType, dict[str, Table]]:
     found: dict[NodeType, dict[str, Table]] = {}
     for value in values:
         left, equals, files = value.partition("=")
         scope, colon, name = left.rpartition(":")
-        key = _key(scope) if colon else HOMOGENEOUS_NODE
+        key = table_type(scope) if colon else HOMOGENEOUS_NODE
         if not equals or not name or not files or not isinstance(key, str):
             raise ValueError(f"--split {value}: write --split [TYPE:]NAME=FILE")
         found.setdefault(key, {})[name] = _split_table(files, key, scoped)
     return found
 
 
-def _matches(pattern: str, names: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for name in names)
-
-
-def _split_table(files: str, node_type: NodeType, scoped: _Scoped) -> Table:
+def _split_table(files: str, node_type: NodeType, scoped: OptionsByTable) -> Table:
     """Open the nodes of a split. Of the options, it has the name and the dtype of ids of its type."""
-    options = _all_options(scoped, node_type, "ids")
+    options = scoped.of_reader(node_type, "ids")
     dtypes = {name: dtype for name, dtype in options.dtypes.items() if name == "id"}
-    table = open_files(files, role="ids", options=replace(options, stack={}, dtypes=dtypes))
-    rename = {old: new for old, new in options.rename.items() if new == "id" and old in table.columns}
-    named = name_columns(table, role="ids", options=ColumnOptions(rename=rename, csv=scoped.csv))
+    rename = {old: new for old, new in options.rename.items() if new == "id"}
+    options = ColumnOptions(rename=rename, dtypes=dtypes, csv=options.csv, type=node_type)
+    table = open_files(files, role="ids", options=options)
+    if [name for name in getattr(reader_of(table), "header", ()) if name.isdigit()] == list(table.columns):
+        options = replace(options, csv=replace(options.csv, columns=("id",)))  # The first line is an id.
+        table = open_files(files, role="ids", options=options)
+    rename = {old: new for old, new in rename.items() if old in table.columns}
+    named = name_columns(table, role="ids", options=replace(options, rename=rename, dtypes={}))
     if "id" not in named.columns:
         raise ValueError(f"{table.name}: no column 'id'; columns: {', '.join(map(repr, named.columns))}")
     return name_columns(named, role="ids", options=ColumnOptions(dtypes=dtypes)) if dtypes else named
-
-
-def _all_match(patterns: str, names: Sequence[str]) -> bool:
-    return all(_matches(pattern.strip(), names) for pattern in patterns.split(","))
-
-
-def _said(key: _Key) -> str:
-    return key if isinstance(key, str) else ",".join(key)
 
 
 def read_assigner(values: Sequence[str], options: TableOptions) -> Assigner | GraphAssigner:

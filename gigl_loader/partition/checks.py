@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,18 +11,20 @@ import numpy as np
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.column_names import check_column_names, reserved_names
 from gigl_loader.graph.schema import Column, EdgeType, NodeType
-from gigl_loader.partition.likely_ids import are_integers, likely_ids, words_in
+from gigl_loader.partition.likely_ids import are_integers, likely_ids, may_be_ids, words_in
 from gigl_loader.partition.readers import TEXT, Kind, Table
+from gigl_loader.partition.roles import end_names, id_names, relation_column, type_names
 from gigl_loader.partition.steps.ids import require_integers
 from gigl_loader.partition.steps.text_ids import IdColumn, are_texts, id_columns
 from gigl_loader.partition.table import (
     NODE_ROLES,
+    ArrayTable,
     GraphTables,
     OptionsNeeded,
     data_columns,
     edge_roles,
     option_for,
-    relation_column,
+    quoted,
     unkept_columns,
 )
 from gigl_loader.partition.views import is_rounded, reader_of, source_of
@@ -45,8 +47,15 @@ class _Faults:
     """Columns that the options give a role, by type of the table."""
     texts: dict[NodeType, str] = field(default_factory=dict)
     """Tables whose ends name the nodes of a type by texts."""
+    readings: list[list[str]] = field(default_factory=list)
+    """Options by which a table would be read in several ways."""
     hopeless: bool = False
     """No option helps."""
+
+    def add_readings(self, readings: Sequence[list[str]]) -> None:
+        """Add the readings of a table. Those of two tables are not combined."""
+        self.hopeless |= bool(self.readings)
+        self.readings = list(readings)
 
     def note_ends(self, kind: EdgeType, table: Table, ends: Mapping[str, Kind]) -> None:
         """Remember which types the ends of a table name by texts."""
@@ -69,7 +78,8 @@ def check_tables(tables: GraphTables) -> None:
     nodes, edges = _stored_columns(tables)
     _find_reserved_names(tables, faults, reserved_names(nodes, edges, homogeneous=tables.homogeneous))
     if faults.problems:
-        raise OptionsNeeded(faults.problems, [] if faults.hopeless else faults.options)
+        helps = not faults.hopeless
+        raise OptionsNeeded(faults.problems, faults.options * helps, faults.readings * helps)
     check_column_names(nodes, edges, homogeneous=tables.homogeneous)
 
 
@@ -89,51 +99,130 @@ def _stored_columns(tables: GraphTables) -> tuple[dict[NodeType, set[str]], dict
 
 
 def _find_missing_ends(tables: GraphTables, faults: _Faults) -> None:
-    """Add edges without both ends, and files whose first line is a row."""
+    """Add edges without both ends, and files whose first line is a row, or is a header though it is none."""
     for kind, table in tables.lists.items():
         relation = relation_column(kind)
         wanted = ("src", "dst") if relation is None else ("src", relation, "dst")
         missing = [name for name in wanted if name not in table.columns]
-        if not missing:
-            faults.note_ends(kind, table, table.columns)
-            continue
-        if first_line := _first_row(table, ends=True):
+        if types := type_names(name for name in table.columns if name not in tables.encodings.get(kind, ())):
+            _find_types_in_rows(faults, kind, table, types)
+        if missing and (first_line := _first_row(table, ends=True)):
             _find_no_header(faults, kind, table, first_line)
-            named = _edge_columns(wanted, reader_of(table))
-            faults.note_ends(kind, table, named)
-            faults.options += ["--csv-columns", option_for(tables, kind, ",".join(named))]
-            if unkept := [name for name, held in named.items() if held == TEXT and name not in wanted]:
-                faults.options += ["--drop", option_for(tables, kind, ",".join(unkept))]
-            continue
-        listed = ", ".join(map(repr, table.columns)) or "none"
-        none = " and none ".join(map(repr, missing))
-        faults.problems.append(f"{table.name}: no column {none}; columns: {listed}")
-        likely = _likely_ends(kind, table, missing)
-        faults.hopeless |= not likely
-        faults.renamed[kind] = set(likely)
-        renamed = {likely.get(name, name): held for name, held in table.columns.items()}
-        faults.note_ends(kind, table, renamed)
-        for old, new in likely.items():
-            faults.options += ["--rename", option_for(tables, kind, f"{source_of(table, old)}={new}")]
+            faults.note_ends(kind, table, _edge_columns(wanted, reader_of(table)))
+            faults.options += _without_header(tables, kind, table, wanted)
+        elif missing:
+            _find_ends_by_another_name(tables, kind, table, missing, faults)
+        else:
+            faults.note_ends(kind, table, table.columns)
+            _find_header(faults, table, lambda names, kind=kind: end_names(names, kind))  # type: ignore[misc]
     for node_type, entry in tables.nodes.items():
-        if entry.rows is None or "id" in entry.rows.columns:
-            continue
-        if first_line := _first_row(entry.rows, ends=False):
-            count = len(reader_of(entry.rows).columns)
-            names = ["id", *(f"column{at}" for at in range(2, 1 + count))]
-            _find_no_header(faults, node_type, entry.rows, first_line)
-            faults.options += ["--csv-columns", option_for(tables, node_type, ",".join(names))]
-        elif node_type in faults.texts and (likely_id := _likely_id(node_type, entry.rows)):
-            listed = ", ".join(map(repr, entry.rows.columns))
-            faults.problems.append(
-                f"{entry.rows.name}: no column 'id', and {faults.texts[node_type]} names nodes of type "
-                f"{node_type!r} by texts; columns: {listed}"
-            )
-            faults.renamed[node_type] = {likely_id}
-            old = source_of(entry.rows, likely_id)
-            faults.options += ["--rename", option_for(tables, node_type, f"{old}=id")]
-        elif node_type not in faults.texts:
-            _find_ids_by_another_name(tables, node_type, entry.rows, faults)
+        if entry.rows is not None and "id" in entry.rows.columns:
+            if entry.row_ids:
+                raise ValueError(f"{entry.rows.name} has a column 'id': its rows cannot be numbered")
+            _find_header(faults, entry.rows, lambda names, kind=node_type: id_names(names, kind))  # type: ignore[misc]
+        elif entry.rows is not None:
+            _find_missing_ids(tables, node_type, entry.rows, faults)
+
+
+def _find_types_in_rows(faults: _Faults, kind: EdgeType, table: Table, types: Sequence[str]) -> None:
+    """Add a table that names the types of ends in its rows."""
+    if isinstance(reader_of(table), ArrayTable):
+        return
+    named, listed = " and ".join(map(repr, types)), ",".join(map(quoted, types))
+    faults.problems.append(
+        f"{table.name}: {named} give the types of the ends, of which two may have equal ids: make a table of "
+        f"each type, or, if all ids differ, add --drop {listed}"
+    )
+    faults.renamed[kind] = {*types}
+    faults.hopeless = True
+
+
+def _find_header(faults: _Faults, table: Table, roles: Callable[[Sequence[str]], Sequence[object]]) -> None:
+    """Add a file without a header, as options say, whose first line has names of columns that have roles."""
+    reader = reader_of(table)
+    if getattr(reader, "header", None) != []:
+        return
+    texts = [name for name, held in reader.columns.items() if held == TEXT]
+    first = next(iter(reader.read(texts, 1)), None) if texts else None
+    names = [] if first is None else [str(first[name][0]) for name in texts if len(first[name])]
+    if roles(names):
+        what = "looks like a header: leave --csv-columns out, and add --rename where names differ"
+        faults.problems.append(f"{table.name}: the first line, {','.join(names)!r}, {what}")
+        faults.hopeless = True
+
+
+def _without_header(tables: GraphTables, kind: EdgeType, table: Table, wanted: Sequence[str]) -> list[str]:
+    """Return the options that read a table of edges without a header."""
+    named = _edge_columns(wanted, reader_of(table))
+    options = ["--csv-columns", option_for(tables, kind, ",".join(map(quoted, named)))]
+    if unkept := [name for name, held in named.items() if held == TEXT and name not in wanted]:
+        options += ["--drop", option_for(tables, kind, ",".join(unkept))]
+    return options
+
+
+def _find_ends_by_another_name(
+    tables: GraphTables, kind: EdgeType, table: Table, missing: Sequence[str], faults: _Faults
+) -> None:
+    """Add edges whose ends have names that no convention has, or that two have."""
+    listed = ", ".join(map(repr, table.columns)) or "none"
+    none = " and none ".join(map(repr, missing))
+    faults.problems.append(f"{table.name}: no column {none}; columns: {listed}")
+
+    def renamed(pairs: Mapping[str, str]) -> list[str]:
+        values = [f"{quoted(source_of(table, old))}={new}" for old, new in pairs.items()]
+        return [each for value in values for each in ("--rename", option_for(tables, kind, value))]
+
+    pairs = end_names(table.columns, kind) if {"src", "dst"} <= {*missing} else []
+    if len(pairs) > 1:
+        faults.problems[-1] += f"; ends may be {' or '.join(' and '.join(map(repr, pair)) for pair in pairs)}"
+        faults.add_readings([renamed({pair[0]: "src", pair[1]: "dst"}) for pair in pairs])
+        faults.renamed[kind] = {name for pair in pairs for name in pair}
+        return
+    likely = _likely_ends(kind, table, missing)
+    faults.hopeless |= not likely
+    faults.renamed[kind] = set(likely)
+    faults.note_ends(kind, table, {likely.get(name, name): held for name, held in table.columns.items()})
+    reader = reader_of(table)
+    is_text = getattr(reader, "header", None) and {*reader.columns.values()} == {TEXT}
+    by_order = not any(words_in(name) & _END_WORDS.get(end, _RELATION_WORDS) for name, end in likely.items())
+    if likely and is_text and by_order:
+        faults.problems[-1] += f"; unless its first line, {','.join(reader.columns)!r}, is a row"
+        unkept = [name for name in table.columns if name not in likely and name not in edge_roles(kind)]
+        dropped = ",".join(quoted(source_of(table, name)) for name in unkept)
+        drop = ["--drop", option_for(tables, kind, dropped)] if unkept else []
+        wanted = [name for name in ("src", relation_column(kind), "dst") if name is not None]
+        faults.add_readings([renamed(likely) + drop, _without_header(tables, kind, table, wanted)])
+        faults.renamed[kind] = set(table.columns)
+    else:
+        faults.options += renamed(likely)
+
+
+def _find_missing_ids(tables: GraphTables, node_type: NodeType, rows: Table, faults: _Faults) -> None:
+    """Add nodes without ``id`` where the first line is a row, or where a column looks like ids."""
+    if first_line := _first_row(rows, ends=False):
+        _find_no_header(faults, node_type, rows, first_line)
+        names = _node_columns(rows)
+        faults.options += ["--csv-columns", option_for(tables, node_type, ",".join(names))]
+        if names[0] != "id":
+            faults.options += ["--stack", option_for(tables, node_type, "x=column*", typed=True)]
+    elif node_type in faults.texts and (likely_id := _likely_id(node_type, rows)):
+        listed = ", ".join(map(repr, rows.columns))
+        faults.problems.append(
+            f"{rows.name}: no column 'id', and {faults.texts[node_type]} names nodes of type "
+            f"{node_type!r} by texts; columns: {listed}"
+        )
+        faults.renamed[node_type] = {likely_id}
+        old = quoted(source_of(rows, likely_id))
+        faults.options += ["--rename", option_for(tables, node_type, f"{old}=id")]
+    elif node_type not in faults.texts:
+        _find_ids_by_another_name(tables, node_type, rows, faults)
+
+
+def _node_columns(rows: Table) -> list[str]:
+    """Return names for the columns of nodes without a header. The first are ids if they can be."""
+    names = list(reader_of(rows).columns)
+    first = "id" if may_be_ids(reader_of(rows), names[0]) else "column1"
+    return [first, *(f"column{at}" for at in range(2, 1 + len(names)))]
 
 
 def _find_ids_by_another_name(tables: GraphTables, node_type: NodeType, rows: Table, faults: _Faults) -> None:
@@ -147,7 +236,16 @@ def _find_ids_by_another_name(tables: GraphTables, node_type: NodeType, rows: Ta
     )
     faults.renamed[node_type] = {found.name}
     faults.hopeless |= not found.usable
-    faults.options += ["--rename", option_for(tables, node_type, f"{found.source}=id", typed=True)]
+
+    def renamed(name: str) -> list[str]:
+        return ["--rename", option_for(tables, node_type, f"{quoted(name)}=id", typed=True)]
+
+    several = [source_of(rows, name) for name in id_names(rows.columns, node_type)]
+    if len(several) > 1:
+        faults.problems[-1] += f"; {' and '.join(map(repr, several))} may be ids"
+        faults.add_readings([renamed(name) for name in several])
+    else:
+        faults.options += renamed(found.source)
 
 
 def _find_no_header(faults: _Faults, kind: NodeType | EdgeType, table: Table, first_line: str) -> None:
@@ -248,13 +346,15 @@ def _check_integers(
 def _add_strange(faults: _Faults, problem: str, columns: Sequence[IdColumn], *, to_text: bool) -> None:
     """Add a fault of ids, with the options that make texts, or whole numbers, of all columns of the ids."""
     faults.problems.append(problem)
+    if to_text and any(are_integers(each.kind) for each in columns):  # 2 and 2.0 are two texts.
+        faults.hopeless |= any(_is_whole(each) for each in columns)
     for each in columns:
         integers = are_integers(each.kind)
         if each.kind == TEXT or (integers and not to_text):
             continue
         is_csv = _is_csv(each.table)  # Its decimal numbers are read as texts, and not as integers.
         faults.hopeless |= not ((is_csv or integers) if to_text else not is_csv and _is_whole(each))
-        option = f"{each.scope}:{each.name}={'text' if to_text else 'int64'}"
+        option = f"{each.scope}:{quoted(each.name)}={'text' if to_text else 'int64'}"
         if option not in faults.options:
             faults.options += ["--dtype", option]
     faults.hopeless |= not faults.options
@@ -287,7 +387,7 @@ def _find_reserved_names(
         new = f"{'node' if isinstance(kind, str) else 'edge'}_{name}"
         while new in table.columns:
             new += "_"
-        renamed = f"{source_of(table, name)}={new}"
+        renamed = f"{quoted(source_of(table, name))}={new}"
         faults.options += ["--rename", option_for(tables, kind, renamed, typed=True)]
 
 
@@ -306,7 +406,7 @@ def _find_unkept_columns(tables: GraphTables, faults: _Faults) -> None:
             faults.problems.append(f"{table.name}, column {name!r}: {what}")
         if unkept:
             elsewhere = {name for other, (each, _) in given.items() if other != kind for name in each.columns}
-            listed = ",".join(source_of(table, name).replace(",", "?") for name in unkept)
+            listed = ",".join(quoted(source_of(table, name)) for name in unkept)
             typed = not elsewhere.isdisjoint(unkept)
             dropped[option_for(tables, kind, listed, typed=typed)] = None
     faults.problems[:] = dict.fromkeys(faults.problems)

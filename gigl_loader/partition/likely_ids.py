@@ -14,6 +14,7 @@ from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column, NodeType
 from gigl_loader.partition.readers import TEXT, Kind, Table
 from gigl_loader.partition.readers.shards import numbered
+from gigl_loader.partition.roles import own_names, squeezed
 from gigl_loader.partition.table import SPLIT_MASKS, ArrayTable, GraphTables
 from gigl_loader.partition.views import reader_of, source_of
 from gigl_loader.tensors import STORAGE_DTYPES
@@ -52,7 +53,7 @@ def likely_ids(tables: GraphTables, node_type: NodeType) -> LikelyIds | None:
     own = _own_names(tables, node_type)
     is_end = any(node_type in (kind[0], kind[2]) for kind in tables.lists)
     for table, name in _candidates(tables, node_type, entry.rows):
-        is_own, kind = _squeezed(name) in own, table.columns[name]
+        is_own, kind = squeezed(name) in own, table.columns[name]
         usable = are_integers(kind) or (kind == TEXT and not is_end)
         reading = _reading(table, name) if usable or (is_own and _is_decimal(kind)) else None
         if reading == "row numbers":
@@ -73,30 +74,31 @@ def are_integers(kind: Kind | None) -> bool:
     return is_one and isinstance(kind, Column) and STORAGE_DTYPES[kind.dtype].kind in "iu"
 
 
+def may_be_ids(table: Table, name: str) -> bool:
+    """Return whether a column has integers or texts, each once as far as the first rows tell."""
+    kind = table.columns[name]
+    return (kind == TEXT or are_integers(kind)) and _reading(table, name) in ("row numbers", "distinct")
+
+
 def _is_decimal(kind: Kind) -> bool:
     return isinstance(kind, Column) and not kind.shape and kind.dtype in ("F32", "F64")
 
 
-def _squeezed(name: str) -> str:
-    return re.sub(r"[\W_]+", "", name.lower())
-
-
 def _own_names(tables: GraphTables, node_type: NodeType) -> set[str]:
     """Return the names that ids of the type itself have, without case and punctuation."""
-    own = _squeezed(node_type)
     ends = {
-        _squeezed(source_of(table, name))
+        squeezed(source_of(table, name))
         for kind, table in tables.lists.items()
         for end, name in ((kind[0], "src"), (kind[2], "dst"))
         if end == node_type and name in table.columns
     }
-    return {"id", "nodeid", own, f"{own}id", f"id{own}"} | ends
+    return {"id", "nodeid"} | own_names(node_type) | ends
 
 
 def _candidates(tables: GraphTables, node_type: NodeType, rows: Table) -> Iterator[tuple[Table, str]]:
     own, reader = _own_names(tables, node_type), reader_of(rows)
-    by_name = [name for name in rows.columns if _squeezed(name) in own or _ID_WORDS & words_in(name)]
-    yield from ((rows, name) for name in sorted(by_name, key=lambda name: _squeezed(name) not in own))
+    by_name = [name for name in rows.columns if squeezed(name) in own or _ID_WORDS & words_in(name)]
+    yield from ((rows, name) for name in sorted(by_name, key=lambda name: squeezed(name) not in own))
     used = {source_of(rows, name) for name in rows.columns}
     yield from (
         (reader, name) for name in reader.columns if _PANDAS_INDEX.fullmatch(name) and name not in used

@@ -13,7 +13,7 @@ from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column, EdgeType, NodeType
 from gigl_loader.partition.readers import Kind, Table
 from gigl_loader.partition.readers.shards import numbered
-from gigl_loader.partition.table import GraphTables, OptionsNeeded, option_for
+from gigl_loader.partition.table import GraphTables, OptionsNeeded, option_for, quoted
 from gigl_loader.partition.views import TableView
 from gigl_loader.tensors import STORAGE_DTYPES
 
@@ -164,9 +164,11 @@ class FilledTable(TableView):
         kind = self.columns[name]
         if name in self._labels and count < self.num_rows:
             value = missing_label(kind)
-            return None if value is None else ("fill", f"{name}={value}")
+            return None if value is None else ("fill", f"{quoted(name)}={value}")
         has_mean = isinstance(kind, Column) and kind.dtype != "BOOL" and kind.unit is None
-        return ("fill", f"{name}=mean") if has_mean and count < self.num_rows else ("drop", name)
+        if has_mean and count < self.num_rows:
+            return "fill", f"{quoted(name)}=mean"
+        return "drop", quoted(name)
 
     def _said(self, name: str, rows: Sequence[int], count: int) -> str:
         more = f" and {count - len(rows):,} more" if count > len(rows) else ""

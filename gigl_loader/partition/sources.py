@@ -7,17 +7,18 @@ import logging
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gigl_loader.errors import FormatError
-from gigl_loader.graph.schema import Column
+from gigl_loader.graph.schema import Column, EdgeType, NodeType
 from gigl_loader.partition.files import open_spec
 from gigl_loader.partition.missing_values import FilledTable
-from gigl_loader.partition.readers import TEXT, Table
+from gigl_loader.partition.readers import TEXT, NewColumn, Table
 from gigl_loader.partition.readers.text_format import CsvFormat
+from gigl_loader.partition.roles import ID_ROLES, Role, by_convention, is_ignored
 from gigl_loader.partition.views import ProjectedTable, Projection, chain
 from gigl_loader.tensors import STORAGE_DTYPES
 
@@ -35,15 +36,6 @@ class ArrowStream(Protocol):
 logger = logging.getLogger(__name__)
 
 
-Role = Literal["nodes", "edges", "ids", "owners"]
-
-_USUAL_NAMES: Mapping[Role, Mapping[str, str]] = {
-    "nodes": {"label": "y", "labels": "y", "feat": "x", "feature": "x", "features": "x", "node_id": "id"},
-    "edges": {"source": "src", "target": "dst", "destination": "dst", "feat": "edge_attr", "edge_id": "id"},
-    "ids": {"node_id": "id"},
-    "owners": {"node_id": "id", "partition": "part", "owner": "part"},
-}
-_ID_ROLES = frozenset({"src", "dst", "id"})
 _PANDAS_INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
 """Names of the index of a data frame in the files that pandas writes. It counts rows."""
 
@@ -53,7 +45,7 @@ class ColumnOptions:
     """Names, types and fills of the columns of a table."""
 
     rename: Mapping[str, str] = field(default_factory=dict)
-    """Column to new name. Usual names (``label``, ``source``, ...) are renamed without being asked."""
+    """Column to new name. Names of conventions (``label``, ``from``, ...) have their roles without."""
     stack: Mapping[str, str] = field(default_factory=dict)
     """New column to a pattern such as ``f_*``, or to several with commas between them: the columns that match
     the first, as they come, then those that match the next, side by side. Vectors may be among them."""
@@ -67,6 +59,12 @@ class ColumnOptions:
 
     csv: CsvFormat = field(default_factory=CsvFormat)
     """Delimiter, quote, encoding and columns of text files."""
+    type: NodeType | EdgeType | None = None
+    """Type of the table. A column may be named after it: ``user_id`` of ``"user"``."""
+    keep: Sequence[str] = ()
+    """Columns that keep their names, whatever convention these fit."""
+    row_ids: bool = False
+    """No column becomes the ids by convention: they are the row numbers."""
 
     def __post_init__(self) -> None:
         known = {str(dtype): name for name, dtype in STORAGE_DTYPES.items() if name != "BF16"}
@@ -122,14 +120,14 @@ def name_columns(table: Table, *, role: Role, options: ColumnOptions) -> Table:
         table, [name for name in options.dtypes if name not in projections], "to convert", projections
     )
     used = [source for each in projections.values() for source in each.sources]
-    ids = [source for new in _ID_ROLES & projections.keys() for source in projections[new].sources]
+    ids = [source for new in ID_ROLES & projections.keys() for source in projections[new].sources]
     label = projections.get("y" if role == "nodes" else "label")
     labels = label.sources if label is not None else ()
     fills = _fills(table, projections, options)
     filled = FilledTable(table, fills, used=used, ids=ids, labels=labels)
     same = projections == {name: Projection((name,)) for name in table.columns}
     named = filled if same else ProjectedTable(filled, projections)
-    _tell(named, [name for name in table.columns if _is_left_out(name, options)], options)
+    _tell(named, {name: why for name in table.columns if (why := _why_left_out(name, options))}, options)
     return named
 
 
@@ -144,9 +142,9 @@ def _fills(table: Table, projections: Mapping[str, Projection], options: ColumnO
             for source in each.sources
             if fnmatch.fnmatchcase(source, pattern) or fnmatch.fnmatchcase(new, pattern)
         ]
-        if any(pattern in names and names[0] in _ID_ROLES for names in matching):
+        if any(pattern in names and names[0] in ID_ROLES for names in matching):
             raise ValueError(f"{table.name}, column {pattern!r}: ids cannot be filled")
-        sources = [source for new, source in matching if new not in _ID_ROLES]
+        sources = [source for new, source in matching if new not in ID_ROLES]
         unmatched += [] if sources else [pattern]
         found.update(dict.fromkeys(sources, value))
     _require_columns(table, unmatched, "to fill", projections)
@@ -160,10 +158,12 @@ def _require_columns(table: Table, missing: Sequence[str], purpose: str, known: 
         raise ValueError(f"{table.name}: no column {names} {purpose}; columns: {_listed(known)}")
 
 
-def _tell(table: Table, left_out: Sequence[str], options: ColumnOptions) -> None:
+def _tell(table: Table, left_out: Mapping[str, str], options: ColumnOptions) -> None:
     """Log which columns are left out unasked, and which could take half of their bytes."""
-    if left_out:
-        logger.warning("%s: left out %s, an index of pandas", table.name, ", ".join(map(repr, left_out)))
+    for why in dict.fromkeys(left_out.values()):
+        if why != "dropped":
+            names = ", ".join(repr(name) for name, each in left_out.items() if each == why)
+            logger.warning("%s: left out %s, %s", table.name, names, why)
     for name, kind in table.columns.items():
         if isinstance(kind, Column) and kind.dtype == "F64" and kind.shape and name not in options.dtypes:
             logger.warning(
@@ -172,46 +172,43 @@ def _tell(table: Table, left_out: Sequence[str], options: ColumnOptions) -> None
             )
 
 
-def _is_dropped(name: str, options: ColumnOptions) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in options.drop)
-
-
-def _is_left_out(name: str, options: ColumnOptions) -> bool:
-    """Return whether a column is an index of pandas that no option names."""
-    is_index = _PANDAS_INDEX.fullmatch(name) is not None
-    return is_index and name not in options.rename and not _is_dropped(name, options)
+def _why_left_out(name: str, options: ColumnOptions) -> str | None:
+    """Return why a column is left out: ``"dropped"``, or what makes it so unasked. ``None``: it is not."""
+    if _matches(name, options.drop):
+        return "dropped"
+    if name in options.rename:
+        return None
+    if _PANDAS_INDEX.fullmatch(name):
+        return "an index of pandas"
+    return "which its header says to ignore" if is_ignored(name) else None
 
 
 def _text_reader(role: Role, options: ColumnOptions) -> OpenText:
     """Return what opens a text file of a table."""
-    ids = [name for new in sorted(_ID_ROLES) for name in _sources_of(new, role, options)]
-    dtypes = {
-        pattern: dtype for new, dtype in options.dtypes.items() for pattern in _sources_of(new, role, options)
-    }
-    name = partial(_new_name, role=role, options=options)
+    columns_of = partial(new_columns, role=role, options=options)
 
     def opened(path: Path | RemotePath) -> Table:
         from gigl_loader.partition.readers.text_table import TextTable
 
-        return TextTable(path, ids=ids, dtypes=dtypes, masks=role == "ids", form=options.csv, new_name=name)
+        return TextTable(path, columns_of=columns_of, masks=role == "ids", form=options.csv)
 
     return opened
 
 
-def _sources_of(new: str, role: Role, options: ColumnOptions) -> list[str]:
-    """Return the names, or patterns, of columns in a file that may become the column ``new``."""
-    renamed = [old for old, name in options.rename.items() if name == new]
-    usual = [old for old, name in _USUAL_NAMES[role].items() if name == new and old not in options.rename]
-    stacked = [pattern.strip() for pattern in options.stack.get(new, "").split(",") if pattern.strip()]
-    return [new, *renamed, *usual, *stacked]
+def new_columns(names: Sequence[str], *, role: Role, options: ColumnOptions) -> dict[str, NewColumn]:
+    """Return what becomes of the columns with these names in a file: by options, else by convention.
 
-
-def _new_name(name: str, role: Role, options: ColumnOptions) -> str:
-    """Return the column that a column of a file may become."""
-    for new, patterns in options.stack.items():
-        if any(fnmatch.fnmatchcase(name, pattern.strip()) for pattern in patterns.split(",")):
-            return new
-    return options.rename.get(name) or _USUAL_NAMES[role].get(name, name)
+    Columns that are left out are there, too.
+    """
+    left = [name for name in names if _why_left_out(name, options) is None]
+    stacks = {new: [each.strip() for each in listed.split(",")] for new, listed in options.stack.items()}
+    stacked = {name: new for new, patterns in stacks.items() for name in left if _matches(name, patterns)}
+    named = {name: options.rename[name] for name in left if options.rename.get(name)} | stacked
+    free = [name for name in left if name not in stacked]
+    usual = by_convention(free, role, options.type, renamed=named, keep=options.keep, row_ids=options.row_ids)
+    chosen = {name: NewColumn(new) for name, new in named.items()}
+    found = {name: chosen.get(name) or usual.get(name) or NewColumn(name) for name in names}
+    return {name: replace(new, dtype=options.dtypes.get(new.name, new.dtype)) for name, new in found.items()}
 
 
 def column_sources(table: Table, *, role: Role, options: ColumnOptions) -> dict[str, Projection]:
@@ -220,23 +217,21 @@ def column_sources(table: Table, *, role: Role, options: ColumnOptions) -> dict[
     ``ValueError`` lists the columns and patterns that the table lacks.
     """
     _require_columns(table, _unmatched(table.columns, options.drop), "to drop", table.columns)
-    left = [
-        name for name in table.columns if not _is_dropped(name, options) and not _is_left_out(name, options)
-    ]
+    new = new_columns(list(table.columns), role=role, options=options)
+    left = [name for name in table.columns if _why_left_out(name, options) is None]
     found: dict[str, Projection] = {}
-    for new, listed in options.stack.items():
+    for name, listed in options.stack.items():
         patterns = [pattern.strip() for pattern in listed.split(",")]
-        _require_columns(table, _unmatched(left, patterns), f"to stack into {new!r}", table.columns)
-        matches = [name for each in patterns for name in left if fnmatch.fnmatchcase(name, each)]
+        _require_columns(table, _unmatched(left, patterns), f"to stack into {name!r}", table.columns)
+        matches = [each for pattern in patterns for each in left if fnmatch.fnmatchcase(each, pattern)]
         sources = tuple(dict.fromkeys(matches))
-        found[new] = Projection(sources, stacked=True, dtype=options.dtypes.get(new))
-        left = [name for name in left if name not in sources]
+        found[name] = Projection(sources, stacked=True, dtype=options.dtypes.get(name))
+        left = [each for each in left if each not in sources]
     _require_columns(table, [old for old in options.rename if old not in left], "to rename", table.columns)
-    for name in left:
-        new = options.rename.get(name) or _usual_name(name, role, left)
-        if new in found:
-            raise FormatError(f"{table.name}: two columns would be named {new!r}")
-        found[new] = Projection((name,), dtype=options.dtypes.get(new))
+    for old in left:
+        if new[old].name in found:
+            raise FormatError(f"{table.name}: two columns would be named {new[old].name!r}")
+        found[new[old].name] = Projection((old,), dtype=new[old].dtype)
     return found
 
 
@@ -245,9 +240,8 @@ def _unmatched(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
     return [pattern for pattern in patterns if not fnmatch.filter(known, pattern)]
 
 
-def _usual_name(name: str, role: Role, others: Sequence[str]) -> str:
-    usual = _USUAL_NAMES[role].get(name, name)
-    return name if usual in others else usual
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _listed(names: Mapping[str, object]) -> str:

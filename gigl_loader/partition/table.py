@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import shlex
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +35,7 @@ from gigl_loader.partition.declared import (
 )
 from gigl_loader.partition.readers import TEXT, Kind, Table, as_texts
 from gigl_loader.partition.readers.shards import cut, stamp_of
+from gigl_loader.partition.roles import relation_column
 from gigl_loader.tensors import spec_of
 
 NODE_ROLES = ("id", "split")
@@ -46,16 +46,6 @@ SPLIT_MASKS: Mapping[str, str] = {"train_mask": "train", "val_mask": "val", "tes
 
 EDGE_ROLES = ("src", "dst", "id")
 """Columns of an edge table that are not data: the ends and the edge id."""
-
-
-def relation_column(edge_type: EdgeType) -> str | None:
-    """Return the column whose texts name the relations of a table of several edge types.
-
-    Such a table has a type like ``("gene", "@action", "drug")``. The relation may begin otherwise:
-    ``rev_@action``.
-    """
-    found = re.fullmatch(r"(?:.*_)?@([^#]+)(?:#held)?", edge_type[1])
-    return None if found is None else found[1]
 
 
 def of_relation(edge_type: EdgeType, text: str) -> EdgeType:
@@ -348,12 +338,20 @@ def _sorted(times: Mapping[NodeType | EdgeType, tuple[str, ...]]) -> list[tuple[
 
 
 class OptionsNeeded(FormatError, ValueError):
-    """Tables that cannot be built from as they are. ``options`` of the command line would help."""
+    """Tables that cannot be built from as they are. ``options`` of the command line would help.
 
-    def __init__(self, problems: Sequence[str], options: Sequence[str]) -> None:
+    Where a table can be read in several ways, ``readings`` has the options of each, and ``options`` those
+    that all of them need besides.
+    """
+
+    def __init__(
+        self, problems: Sequence[str], options: Sequence[str], readings: Sequence[Sequence[str]] = ()
+    ) -> None:
         self.problems = "; ".join(problems)
         self.options = list(options)
-        super().__init__(self.problems + (f". Add {shlex.join(options)}" if options else ""))
+        self.readings = [list(each) for each in readings]
+        added = " or ".join(shlex.join([*options, *each]) for each in self.readings or [[]])
+        super().__init__(self.problems + (f". Add {added}" if added else ""))
 
 
 def option_for(tables: GraphTables, kind: NodeType | EdgeType, value: str, *, typed: bool = False) -> str:
@@ -361,6 +359,11 @@ def option_for(tables: GraphTables, kind: NodeType | EdgeType, value: str, *, ty
     if tables.homogeneous and not typed:
         return value
     return f"{kind if isinstance(kind, str) else ','.join(kind)}:{value}"
+
+
+def quoted(name: str) -> str:
+    """Return the name of a column as options write it: in double quotes if it has a character of theirs."""
+    return '"' + name.replace('"', '""') + '"' if set(name) & set('=,:"*?[') else name
 
 
 def known_columns(

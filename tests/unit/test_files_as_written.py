@@ -18,7 +18,7 @@ from gigl_loader.graph.schema import Column
 from gigl_loader.partition import ColumnOptions, GraphTables, build_graph, open_table
 from gigl_loader.partition.readers import Table
 from gigl_loader.partition.readers.text_format import CsvFormat
-from gigl_loader.partition.sources import Role
+from gigl_loader.partition.roles import Role
 
 EDGE = ("node", "to", "node")
 NAMED = CsvFormat(columns=("src", "dst"))

@@ -407,7 +407,7 @@ def test_neo4j_with_another_delimiter(folder: Path) -> None:
 
 def test_neo4j_with_arrays(folder: Path) -> None:
     write(folder, movies=":ID(Movie),x:float[]\n1,0.5;1.5\n", edges=":START_ID(Movie),:END_ID(Movie)\n1,1\n")
-    advice = "column 'x:float[]': arrays cannot be read yet; --drop 'Movie:x:float[[]]' leaves it out"
+    advice = "column 'x:float[]': arrays cannot be read yet; --drop 'Movie:\"x:float[]\"' leaves it out"
     assert advice in refusal("neo4j", folder)
     found = build("neo4j", folder, "--drop", "Movie:x:float[[]]")
     assert (found.nodes, found.edges) == ({"Movie": {1: {}}}, {("Movie", "edges", "Movie"): [(1, 1)]})

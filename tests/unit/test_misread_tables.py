@@ -50,10 +50,7 @@ def follow(error: str) -> Graph:
 @pytest.mark.parametrize(
     "rows",
     [
-        "ID,Age\n2,20\n0,0\n1,10\n",
         "movieId,Age\n2,20\n0,0\n1,10\n",
-        "nodeid,Age\n2,20\n0,0\n1,10\n",
-        "movie:ID,Age\n2,20\n0,0\n1,10\n",
         "Age,KEY\n20,2\n0,0\n10,1\n",
         ",Age\n2,20\n0,0\n1,10\n",
         "Unnamed: 0,Age\n2,20\n0,0\n1,10\n",
@@ -86,15 +83,29 @@ def test_rows_are_numbered_where_no_column_looks_like_ids(rows: str) -> None:
     assert Graph.open("graph").node_column("node", "Age", 0).tolist() == [20, 0, 10]
 
 
-@pytest.mark.parametrize("rows", ["ID,Age\n2,20\n0,0\n0,10\n", "ID,Age\n2.0,20\n0.0,0\n1.0,10\n"])
+@pytest.mark.parametrize("rows", ["src,Age\n2,20\n0,0\n0,10\n", "src,Age\n2.0,20\n0.0,0\n1.0,10\n"])
 def test_likely_ids_that_cannot_be_ids_have_no_command(rows: str) -> None:
     Path("n.csv").write_text(rows)
     error = partition("--edges e.csv --nodes n.csv", code=2)
-    assert "'ID' looks like the ids, but" in error
+    assert "'src' looks like the ids, but" in error
     assert "This would work" not in error
 
 
-@pytest.mark.parametrize("option", ["--rename node:ID=rank", "--drop ID"])
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ("ID,Age\n2,20\n0,0\n0,10\n", "n.csv, line 4, column 'ID': node id 0 occurs a second time"),
+        ("ID,Age\n2.0,20\n0.0,0\n1.0,10\n", "n.csv, column 'id': holds F64, not integers"),
+    ],
+)
+def test_ids_by_convention_that_cannot_be_ids_have_no_command(rows: str, said: str) -> None:
+    Path("n.csv").write_text(rows)
+    error = partition("--edges e.csv --nodes n.csv", code=2)
+    assert said in error
+    assert "This would work" not in error
+
+
+@pytest.mark.parametrize("option", ["--rename node:ID=rank", "--drop ID", "--rename ID=ID --row-ids node"])
 def test_a_column_that_options_rename_or_drop_is_no_id(option: str) -> None:
     Path("n.csv").write_text("ID,Age\n2,20\n0,0\n1,10\n")
     partition(f"--edges e.csv --nodes n.csv {option}")
@@ -123,6 +134,8 @@ def test_arrow_streams_and_parquet_are_read_so_too_and_arrays_are_not(files: Pat
 
 
 def test_a_refusal_of_two_tables_ends_with_the_right_graph() -> None:
+    for name, text in (("ratings.csv", RATINGS), ("movies.csv", MOVIES)):
+        Path(name).write_text(text.replace("movieId", "film_key"))
     graph = follow(partition(OF_RATINGS, code=2))
     assert graph.schema.edges["user", "rated", "movie"].count == 3
     assert graph.directory("movie").node_ids(np.arange(2)).tolist() == [1, 3]

@@ -13,7 +13,7 @@ from gigl_loader import FormatError
 from gigl_loader.graph import Graph, MemoryFolder
 from gigl_loader.partition import GraphTables, NodeTable, build_graph, open_table
 from gigl_loader.partition.readers import Table
-from gigl_loader.partition.sources import Role
+from gigl_loader.partition.roles import Role
 from tests.support.command_line import run_here
 
 EDGE = ("node", "to", "node")

@@ -67,12 +67,12 @@ REFUSED: dict[str, tuple[str, list[str], tuple[int, int]]] = {
     "ends beside an index of pandas": ("--edges packages.csv", ["--rename p=src --rename d=dst"], (3, 2)),
     "ends by the names of the types, and a column that cannot be kept": (
         "--edges user,buys,item=buys.csv",
-        ["--rename user,buys,item:user_id=src --rename user,buys,item:item=dst"],
+        ["buys.csv, column 'note': holds text, not numbers. This would work"],
         (4, 2),
     ),
     "two tables": (
         "--edges user,buys,item=buys.csv --edges user,follows,user=follows.csv",
-        ["buys.csv: no column 'src'", "follows.csv: no column 'src'"],
+        ["buys.csv, column 'note': holds text", "follows.csv: no column 'src'"],
         (5, 4),
     ),
     "a list of edges": ("--edges snap.csv", ["'0,1', looks like a row", "--csv-columns src,dst"], (3, 3)),
@@ -199,7 +199,7 @@ def test_splits_of_an_unknown_type_are_refused(option: str) -> None:
 
 @pytest.mark.usefixtures("files")
 def test_ends_come_before_columns_and_options() -> None:
-    error = partition("--edges", "user,buys,item=buys.csv", "--weight", "w", code=2)
+    error = partition("--edges", "person,buys,thing=buys.csv", "--weight", "w", code=2)
     assert 0 < error.index("no column 'src'") < error.index("column 'note': holds text")
 
 

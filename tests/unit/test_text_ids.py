@@ -249,8 +249,8 @@ def test_files_of_splits_are_read_as_the_ids_are(tmp_path: Path, split: str, opt
 
 
 def test_a_split_file_without_ids_is_named(tmp_path: Path) -> None:
-    (tmp_path / "s.csv").write_text("name\na\n")
-    with pytest.raises(ValueError, match=r"s\.csv: no column 'id'; columns: 'name'"):
+    (tmp_path / "s.csv").write_text("name,age\na,1\n")
+    with pytest.raises(ValueError, match=r"s\.csv: no column 'id'; columns: 'name', 'age'"):
         open_tables(TableOptions(nodes=["3"], splits=[f"train={tmp_path / 's.csv'}"]))
 
 

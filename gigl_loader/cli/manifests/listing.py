@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gigl_loader.cli.build_options import TableOptions
+from gigl_loader.cli.column_options import name_of, names_of
 from gigl_loader.cli.manifests.entry import Entry
 from gigl_loader.cli.schema_file import RelationalTable
 from gigl_loader.cli.table_options import csv_format
@@ -21,6 +22,7 @@ from gigl_loader.graph.schema import Column, EdgeType, NodeType
 from gigl_loader.partition.readers import Table
 from gigl_loader.partition.readers.npy_table import npy_table
 from gigl_loader.partition.sources import ColumnOptions, open_files
+from gigl_loader.partition.table import quoted
 from gigl_loader.regular_files import read_whole
 from gigl_loader.strict_json import read_json
 
@@ -44,9 +46,7 @@ class _Column:
     """Name in the file, by which columns are dropped."""
 
     def __str__(self) -> str:
-        # A comma would end a pattern.
-        name = glob.escape(self.name).replace(",", "?") if self.option == "drop" else self.name
-        return f"{self.scope}:{name}{'=' if self.value else ''}{self.value}"
+        return f"{self.scope}:{quoted(self.name)}{'=' if self.value else ''}{self.value}"
 
 
 @dataclass(slots=True)
@@ -213,8 +213,10 @@ class Listing:
         if added.option != "drop":
             return self._is_dropped(added)
         named = [value for option in _OF_COLUMNS for value in getattr(self.given, option)]
-        return any(value.removeprefix(f"{added.scope}:").partition("=")[0] == added.name for value in named)
+        return any(name_of(value.removeprefix(f"{added.scope}:"))[0] == added.name for value in named)
 
     def _is_dropped(self, column: _Column) -> bool:
-        patterns = [value.removeprefix(f"{column.scope}:").split(",") for value in self.given.drop]
-        return any(fnmatchcase(column.source, each) for listed in patterns for each in listed)
+        listed = [value.removeprefix(f"{column.scope}:") for value in self.given.drop]
+        return any(
+            fnmatchcase(column.source, each) for value in listed for each in names_of(value, patterns=True)
+        )

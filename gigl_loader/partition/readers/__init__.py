@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +16,15 @@ Kind = Column | str
 
 TEXT: Kind = "text"
 """Texts: an object array of ``str`` when read, with empty ones for missing values."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewColumn:
+    """Name and dtype of a column of a file in the graph."""
+
+    name: str
+    dtype: str | None = None
+    """``None``: that of the values."""
 
 
 class Table(Protocol):

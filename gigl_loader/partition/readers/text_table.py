@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import codecs
-import fnmatch
 import io
 import logging
 import os
@@ -25,7 +24,7 @@ from pyarrow import compute
 
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column
-from gigl_loader.partition.readers import TEXT, Kind
+from gigl_loader.partition.readers import TEXT, Kind, NewColumn
 from gigl_loader.partition.readers.column_types import (
     INTEGER,
     MARK,
@@ -82,19 +81,17 @@ class TextTable(SqlTable):
         self,
         path: Path | RemotePath,
         *,
-        ids: Sequence[str] = _IDS,
-        dtypes: Mapping[str, str] | None = None,
+        columns_of: Callable[[Sequence[str]], Mapping[str, NewColumn]],
         masks: bool = False,
         form: CsvFormat = CsvFormat(),  # noqa: B008 - a frozen value
-        new_name: Callable[[str], str] = str,
     ) -> None:
-        """``ids`` are columns of integers or texts, with ``masks`` also of booleans. ``dtypes`` gives the
-        types of columns by name or pattern. ``new_name`` gives the name by which options know a column."""
+        """``columns_of`` returns what becomes of the columns with the given names. Ids and ends are read as
+        integers or texts, with ``masks`` also as booleans."""
         self.name = str(path)
         self._path = path
         self._form = form
-        self._new_name = new_name
         self._layout = layout_of(path, form)
+        self._new = columns_of(self._layout.names)
         self._columns: dict[str, TextColumn] = {}
         self._piped = self._must_be_piped()
         self._knows_headers = False
@@ -106,9 +103,9 @@ class TextTable(SqlTable):
         for at, name in enumerate(self._layout.names):
             self._columns[name] = column_of(
                 sample.column(at),
-                is_id=name in ids,
+                is_id=self._new[name].name in _IDS,
                 name=name,
-                dtype=_dtype_of(name, dtypes or {}),
+                dtype=self._new[name].dtype,
                 masks=masks,
             )
         self.columns = {name: each.kind for name, each in self._columns.items()}
@@ -310,7 +307,7 @@ class TextTable(SqlTable):
 
     def _mismatch(self, name: str, column: TextColumn, text: str) -> str:
         """Return why a text does not fit its column, and what helps."""
-        new, shown = self._new_name(name), f"{text!r:.100}"
+        new, shown = self._new[name].name, f"{text!r:.100}"
         is_number = re.fullmatch(INTEGER, text) is not None
         if column.reading == "narrow" and _is_decimal(text):
             narrow = float(np.float32(float(text)))
@@ -333,7 +330,7 @@ class TextTable(SqlTable):
         return f"{shown} is no integer (the type of the rows before it){advice}"
 
     def _advice_of_large(self, name: str) -> str:
-        return f"leave the column out (--drop {name}), or round it (--dtype {self._new_name(name)}=float64)"
+        return f"leave the column out (--drop {name}), or round it (--dtype {self._new[name].name}=float64)"
 
     def _refuse_stray_text(self, name: str, texts: Any) -> None:
         """Raise ``FormatError`` for a text that stands alone among the integers of the first rows.
@@ -352,7 +349,7 @@ class TextTable(SqlTable):
         if is_header or stray[0] in COMMENTS or count >= 2 * (len(texts) - count):
             raise FormatError(
                 f"{self.where(name, row)}: {stray!r:.200} among integers: "
-                f"correct it, or read all as texts (--dtype {self._new_name(name)}=text)"
+                f"correct it, or read all as texts (--dtype {self._new[name].name}=text)"
             )
 
     def _refuse_large_integers(self, name: str, texts: Any) -> None:
@@ -429,9 +426,3 @@ def _is_decimal(text: str) -> bool:
         return np.isfinite(float(text)) and "_" not in text
     except ValueError:
         return False
-
-
-def _dtype_of(name: str, dtypes: Mapping[str, str]) -> str | None:
-    """Return the dtype of a column, by its name or else the first pattern that it matches."""
-    matching = (dtype for pattern, dtype in dtypes.items() if fnmatch.fnmatchcase(name, pattern))
-    return dtypes.get(name) or next(matching, None)

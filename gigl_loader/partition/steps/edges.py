@@ -30,12 +30,13 @@ from gigl_loader.partition.exchange import (
 from gigl_loader.partition.job import Budget, Job
 from gigl_loader.partition.readers import Table
 from gigl_loader.partition.readers.shards import first_rows, numbered
+from gigl_loader.partition.roles import relation_column
 from gigl_loader.partition.stage import StageInfo
 from gigl_loader.partition.steps.edge_sorter import DistinctPairs, EdgeSorter, Leaf
 from gigl_loader.partition.steps.ids import as_ids, find_all, require_integers
 from gigl_loader.partition.steps.nodes import bucket_cuts
 from gigl_loader.partition.steps.weights import check_weights, index_weights
-from gigl_loader.partition.table import data_columns, edge_roles, of_relation, relation_column
+from gigl_loader.partition.table import data_columns, edge_roles, of_relation
 from gigl_loader.splits import edges_by_split
 from gigl_loader.tensors import STORAGE_DTYPES, ArraySpec
 

@@ -8,8 +8,9 @@ from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import EdgeType, is_hidden_list
 from gigl_loader.partition.job import Job
 from gigl_loader.partition.readers import Table
+from gigl_loader.partition.roles import relation_column
 from gigl_loader.partition.steps.vocabularies import distinct_texts
-from gigl_loader.partition.table import GraphTables, of_relation, relation_column
+from gigl_loader.partition.table import GraphTables, of_relation
 
 _MAX_RELATIONS = 4096
 """Each is a file in every partition."""

@@ -24,6 +24,7 @@ from gigl_loader.partition.table import (
     OptionsNeeded,
     is_mask,
     option_for,
+    quoted,
 )
 from gigl_loader.partition.views import TableView, blank_of, chain, reader_of
 from gigl_loader.tensors import STORAGE_DTYPES
@@ -161,7 +162,7 @@ def _with_added(tables: GraphTables, node_type: NodeType, entry: NodeTable, adde
     if bare := [name for name, blank in blanks.items() if blank is None]:
         what = f"{len(added):,} nodes are added, which have no value of {', '.join(map(repr, bare))}"
         values = {"y": missing_label(entry.rows.columns["y"]) or "0"} if "y" in bare else {}
-        fills = [option_for(tables, node_type, f"{name}={values.get(name, 0)}") for name in bare]
+        fills = [option_for(tables, node_type, f"{quoted(name)}={values.get(name, 0)}") for name in bare]
         raise OptionsNeeded(
             [f"{entry.rows.name}: {what}"], [each for fill in fills for each in ("--fill", fill)]
         )
