@@ -8,6 +8,7 @@ from gigl_loader.partition.owner_tables import TableAssigner, owners_from_files
 from gigl_loader.partition.pyg import tables_from_pyg
 from gigl_loader.partition.ray_executor import RayExecutor
 from gigl_loader.partition.readers import Table
+from gigl_loader.partition.side_by_side import side_by_side
 from gigl_loader.partition.sources import ColumnOptions, open_table
 from gigl_loader.partition.table import ArrayTable, Encoding, GraphTables, NodeTable
 from gigl_loader.partition.views import with_reverse_edges
@@ -32,6 +33,7 @@ __all__ = [
     "import_glt",
     "open_table",
     "owners_from_files",
+    "side_by_side",
     "tables_from_pyg",
     "with_reverse_edges",
 ]
