@@ -208,7 +208,7 @@ class DistDataset(GraphQueries):
         """
         from gigl_loader.graph.folder import MemoryFolder
         from gigl_loader.partition import build_graph, tables_from_pyg
-        from gigl_loader.partition.table import OptionsNeeded
+        from gigl_loader.partition.refusals import OptionsNeeded
 
         def tables() -> GraphTables:
             return tables_from_pyg(

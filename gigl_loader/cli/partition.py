@@ -101,7 +101,7 @@ def partition(
 @contextmanager
 def _showing_a_command() -> Iterator[None]:
     """Add to a refusal of tables the whole command with the options that it needs."""
-    from gigl_loader.partition.table import OptionsNeeded
+    from gigl_loader.partition.refusals import OptionsNeeded
 
     try:
         yield

@@ -21,9 +21,9 @@ from gigl_loader.graph.schema import Column, EdgeType, NodeType
 from gigl_loader.partition.readers import TEXT, Kind, Table
 from gigl_loader.partition.readers.arrow_stream import ArrowStreamTable
 from gigl_loader.partition.readers.text_format import CsvFormat
+from gigl_loader.partition.refusals import quoted
 from gigl_loader.partition.roles import Role
 from gigl_loader.partition.sources import ColumnOptions, open_files
-from gigl_loader.partition.table import quoted
 from gigl_loader.tensors import STORAGE_DTYPES
 
 if TYPE_CHECKING:

@@ -28,6 +28,7 @@ from gigl_loader.partition.files import is_query
 from gigl_loader.partition.owner_tables import TableAssigner, owners_from_files
 from gigl_loader.partition.readers import TEXT, Table
 from gigl_loader.partition.readers.text_format import CsvFormat
+from gigl_loader.partition.reversed_edges import with_reverse_edges
 from gigl_loader.partition.roles import Role
 from gigl_loader.partition.sources import (
     ColumnOptions,
@@ -35,7 +36,7 @@ from gigl_loader.partition.sources import (
     open_files,
 )
 from gigl_loader.partition.table import Encoding, GraphTables, NodeTable, known_columns
-from gigl_loader.partition.views import label_set, reader_of, with_reverse_edges
+from gigl_loader.partition.views import label_set, reader_of
 from gigl_loader.splits import named_fractions
 
 if TYPE_CHECKING:

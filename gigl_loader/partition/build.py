@@ -14,10 +14,11 @@ from gigl_loader.graph.folder import Folder
 from gigl_loader.graph.ids import Directory
 from gigl_loader.graph.manifest import MANIFEST_NAME, Manifest, version_for
 from gigl_loader.graph.schema import EdgeSchema, EdgeType, GraphSchema, NodeSchema, NodeType, held_out_list
+from gigl_loader.partition.array_table import ArrayTable
 from gigl_loader.partition.assigners import AnyAssigner, Assigner, GraphAssigner, assigner_named
 from gigl_loader.partition.checks import check_tables
 from gigl_loader.partition.job import Budget, Job, Progress
-from gigl_loader.partition.missing_values import MissingValues, missing_anywhere
+from gigl_loader.partition.missing_values import MissingValues
 from gigl_loader.partition.output import OutputFolder
 from gigl_loader.partition.readers.shards import stamp_of
 from gigl_loader.partition.site import build_site
@@ -37,12 +38,13 @@ from gigl_loader.partition.steps.unknown_ids import (
     unknown_refused,
 )
 from gigl_loader.partition.steps.vocabularies import encode_columns
-from gigl_loader.partition.table import ArrayTable, GraphTables, of_relation
+from gigl_loader.partition.table import GraphTables, of_relation, option_for
 from gigl_loader.partition.views import reader_of
 
 if TYPE_CHECKING:
     from gigl_loader.graph.ids import TextIds
     from gigl_loader.partition.executors import Executor
+    from gigl_loader.partition.readers import Table
     from gigl_loader.partition.stage import TaskTotals
     from gigl_loader.partition.steps.vocabularies import Vocabularies
 
@@ -123,7 +125,7 @@ def build_graph(
                 with converted(job, tables):
                     schema = _build(job, tables, chosen, allow_empty=allow_empty)
             except MissingValues as error:
-                raise missing_anywhere(tables, error) from None
+                raise _missing_anywhere(tables, error) from None
         if isinstance(site.folder, OutputFolder):
             site.folder.keep_only({*job.files, MANIFEST_NAME})
         if summary is not None:
@@ -301,3 +303,32 @@ def _tell_left_out(
     if any("unknown ids" in reasons for reasons in left_out.values()):
         for each in unknown_ids(given, texts, directories):
             logger.warning("left out: %s", each.line)
+
+
+def _missing_anywhere(tables: GraphTables, first: MissingValues) -> MissingValues:
+    """Return the report of ``first`` together with those of all tables, which are read to their ends."""
+    places = dict.fromkeys(first.places)
+    options: dict[str, str] = {}
+    curable = True
+    for kind, table in tables.all_tables():
+        found = _missing_in(table)
+        places.update(dict.fromkeys(found.places if found else ()))
+        for cure, value in found.cures.values() if found else ():
+            options[option_for(tables, kind, value, typed=cure == "drop")] = f"--{cure}"
+        curable &= found is None or len(found.cures) == len(found.places)
+    if not curable:
+        options = {}
+    return MissingValues(
+        list(places), options=[each for value, name in options.items() for each in (name, value)]
+    )
+
+
+def _missing_in(table: Table) -> MissingValues | None:
+    try:
+        for _ in table.read(list(table.columns), 1 << 16):
+            pass
+    except MissingValues as error:
+        return error
+    except FormatError:
+        pass  # Another defect, which the user meets once no value is missing.
+    return None

@@ -11,20 +11,19 @@ import numpy as np
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.column_names import check_column_names, reserved_names
 from gigl_loader.graph.schema import Column, EdgeType, NodeType
+from gigl_loader.partition.array_table import ArrayTable
 from gigl_loader.partition.likely_ids import are_integers, likely_ids, may_be_ids, words_in
 from gigl_loader.partition.readers import TEXT, Kind, Table
+from gigl_loader.partition.refusals import OptionsNeeded, quoted
 from gigl_loader.partition.roles import end_names, id_names, relation_column, type_names
 from gigl_loader.partition.steps.ids import require_integers
 from gigl_loader.partition.steps.text_ids import IdColumn, are_texts, id_columns
 from gigl_loader.partition.table import (
     NODE_ROLES,
-    ArrayTable,
     GraphTables,
-    OptionsNeeded,
     data_columns,
     edge_roles,
     option_for,
-    quoted,
     unkept_columns,
 )
 from gigl_loader.partition.views import is_rounded, reader_of, source_of

@@ -10,10 +10,10 @@ import numpy as np
 
 from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
-from gigl_loader.graph.schema import Column, EdgeType, NodeType
+from gigl_loader.graph.schema import Column
 from gigl_loader.partition.readers import Kind, Table
 from gigl_loader.partition.readers.shards import numbered
-from gigl_loader.partition.table import GraphTables, OptionsNeeded, option_for, quoted
+from gigl_loader.partition.refusals import OptionsNeeded, quoted
 from gigl_loader.partition.views import TableView
 from gigl_loader.tensors import STORAGE_DTYPES
 
@@ -48,42 +48,6 @@ class MissingValues(OptionsNeeded):
         super().__init__([f"values are missing: {'; '.join(places)}. {cure}"], options)
         self.places = list(places)
         self.cures = dict(cures or {})
-
-
-def missing_anywhere(tables: GraphTables, first: MissingValues) -> MissingValues:
-    """Return the report of ``first`` together with those of all tables, which are read to their ends."""
-    places = dict.fromkeys(first.places)
-    options: dict[str, str] = {}
-    curable = True
-    for kind, table in _all_tables(tables):
-        found = _missing_in(table)
-        places.update(dict.fromkeys(found.places if found else ()))
-        for cure, value in found.cures.values() if found else ():
-            options[option_for(tables, kind, value, typed=cure == "drop")] = f"--{cure}"
-        curable &= found is None or len(found.cures) == len(found.places)
-    if not curable:
-        options = {}
-    return MissingValues(
-        list(places), options=[each for value, name in options.items() for each in (name, value)]
-    )
-
-
-def _all_tables(tables: GraphTables) -> Iterator[tuple[NodeType | EdgeType, Table]]:
-    for kind, nodes in tables.nodes.items():
-        for table in (*filter(None, [nodes.rows]), *nodes.splits.values()):
-            yield kind, table
-    yield from tables.lists.items()
-
-
-def _missing_in(table: Table) -> MissingValues | None:
-    try:
-        for _ in table.read(list(table.columns), _ROWS):
-            pass
-    except MissingValues as error:
-        return error
-    except FormatError:
-        pass  # Another defect, which the user meets once no value is missing.
-    return None
 
 
 class FilledTable(TableView):

@@ -25,19 +25,18 @@ from gigl_loader.graph.schema import (
     NodeType,
     label_list,
 )
+from gigl_loader.partition.array_table import ArrayTable, without_dates
 from gigl_loader.partition.declared import declared, declared_times, read_quantize
 from gigl_loader.partition.readers import Table
+from gigl_loader.partition.reversed_edges import with_declared_reverses
 from gigl_loader.partition.table import (
     EDGE_ROLES,
     NODE_ROLES,
     SPLIT_MASKS,
-    ArrayTable,
     GraphTables,
     NodeTable,
     known_columns,
-    without_dates,
 )
-from gigl_loader.partition.views import with_declared_reverses
 from gigl_loader.tensors import spec_of
 
 logger = logging.getLogger(__name__)

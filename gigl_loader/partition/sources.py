@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from typing_extensions import TypeIs
+
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column, EdgeType, NodeType
 from gigl_loader.partition.files import open_spec
@@ -77,6 +79,11 @@ class ColumnOptions:
         object.__setattr__(self, "dtypes", names)
 
 
+def is_stream(table: object) -> TypeIs[ArrowStream]:
+    """Return whether an object is a stream of Arrow record batches, or a data set of pyarrow."""
+    return hasattr(table, "__arrow_c_stream__") or type(table).__module__.startswith("pyarrow._dataset")
+
+
 def open_table(
     specs: str | Sequence[str] | ArrowStream, *, role: Role, options: ColumnOptions | None = None
 ) -> Table:
@@ -86,10 +93,11 @@ def open_table(
     pattern that matches several, a directory with all below it, each of these also as a URI such as
     ``s3://bucket/edges``, a directory of ``.npy`` files (one column each, named after the file),
     ``a.npy,b.npy`` or ``name:a.npy,...`` (the same, listed), or for edges one ``.npy`` file of shape
-    [2, E] or [E, 2]. A stream is read once, here, into a temporary file.
+    [2, E] or [E, 2]. Or it is a SELECT over files of this machine, which DuckDB runs. A stream, or a data set
+    of pyarrow, is read once, here, into a temporary file.
     """
     options = options or ColumnOptions()
-    if not isinstance(specs, str) and hasattr(specs, "__arrow_c_stream__"):
+    if is_stream(specs):
         from gigl_loader.partition.readers.arrow_stream import ArrowStreamTable
 
         return name_columns(ArrowStreamTable(specs, f"table of {role}"), role=role, options=options)

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import shlex
-import zlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import numpy as np
-
-from gigl_loader.arrays import Array, Bytes
-from gigl_loader.errors import FormatError
 from gigl_loader.graph.quantization import Quantization
 from gigl_loader.graph.schema import (
     HOMOGENEOUS_EDGE,
@@ -24,19 +18,19 @@ from gigl_loader.graph.schema import (
     NodeType,
     type_name,
 )
-from gigl_loader.graph.times import nanoseconds
 from gigl_loader.native import crc32c
 from gigl_loader.options import is_edge_type
+from gigl_loader.partition.array_table import bytes_of
 from gigl_loader.partition.declared import (
     Quantizations,
     check_quantized_column,
     check_time_column,
     check_weight_column,
 )
-from gigl_loader.partition.readers import TEXT, Kind, Table, as_texts
-from gigl_loader.partition.readers.shards import cut, stamp_of
-from gigl_loader.partition.roles import relation_column
-from gigl_loader.tensors import spec_of
+from gigl_loader.partition.readers import TEXT, Kind, Table
+from gigl_loader.partition.readers.shards import stamp_of
+from gigl_loader.partition.roles import Role, relation_column
+from gigl_loader.partition.sources import is_stream, open_table
 
 NODE_ROLES = ("id", "split")
 """Columns of a node table that are not data: the node id, and the name of the node's split."""
@@ -60,49 +54,6 @@ def edge_roles(edge_type: EdgeType) -> tuple[str, ...]:
     return EDGE_ROLES if column is None else (*EDGE_ROLES, column)
 
 
-class ArrayTable:
-    """A table of arrays in memory."""
-
-    def __init__(
-        self, name: str, arrays: Mapping[str, Array], columns: Mapping[str, Column] | None = None
-    ) -> None:
-        """``arrays`` have a row per node or edge, [N, ...]: numbers, booleans, texts or dates, by column.
-
-        ``columns`` may override the dtype of some arrays: ``BF16`` for uint16 that hold bfloat16.
-        """
-        self.name = name
-        self._arrays: dict[str, Array] = {}
-        self.columns: dict[str, Kind] = {}
-        for key, given in arrays.items():
-            array, unit = without_dates(np.asarray(given), f"{name}, column {key!r}")
-            self._arrays[key] = array = as_texts(array)
-            kind = _kind_of(name, key, array)
-            self.columns[key] = replace(kind, unit=unit) if isinstance(kind, Column) else kind
-        self.columns.update(columns or {})
-        self.num_rows = _common_length(name, self._arrays)
-        self._first_row = 0
-
-    @property
-    def stamp(self) -> object:
-        return [(name, _stamp(array)) for name, array in self._arrays.items()]
-
-    def shards(self, rows: int) -> list[ArrayTable]:
-        return [self._span(begin, end) for begin, end in cut(self.num_rows, rows)]
-
-    def _span(self, begin: int, end: int) -> ArrayTable:
-        shard = copy(self)
-        shard._arrays = {name: array[begin:end] for name, array in self._arrays.items()}
-        shard._first_row, shard.num_rows = self._first_row + begin, end - begin
-        return shard
-
-    def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
-        for start in range(0, self.num_rows, rows):
-            yield {name: self._arrays[name][start : start + rows] for name in names}
-
-    def where(self, column: str, row: int) -> str:
-        return f"{self.name}, column {column!r}, row {self._first_row + row}"
-
-
 @dataclass(frozen=True, slots=True, order=True)
 class Encoding:
     """Integers in place of the texts of a column."""
@@ -121,7 +72,7 @@ class NodeTable:
 
     rows: Table | None = None
     """Columns of the nodes. Without a column ``id``, node ids are the row numbers; where a column
-    looks like ids, ``OptionsNeeded`` names it. An Arrow stream will do."""
+    looks like ids, ``OptionsNeeded`` names it."""
     count: int | None = None
     """Number of nodes where there is no table: ids are 0..count-1."""
     splits: Mapping[str, Table] = field(default_factory=dict)
@@ -135,7 +86,7 @@ class NodeTable:
 
     def __post_init__(self) -> None:
         if self.rows is not None:
-            object.__setattr__(self, "rows", _opened(self.rows, "node table"))
+            object.__setattr__(self, "rows", _opened(self.rows, "node table", "nodes"))
         if self.rows is not None and self.count not in (None, self.rows.num_rows):
             raise ValueError(f"{self.rows.name} has {self.rows.num_rows} rows, not {self.count}")
         if self.count is not None and self.count < 0:
@@ -147,8 +98,9 @@ class GraphTables:
     """All the tables of a graph, by type.
 
     A node type that has no entry gets the ids that its edges mention. A graph whose only types are
-    ``"node"`` and ``("node", "to", "node")`` is homogeneous. A stream of Arrow record batches (an object with
-    ``__arrow_c_stream__``) is a table, too: it is read once, here, into a temporary file.
+    ``"node"`` and ``("node", "to", "node")`` is homogeneous. A path or a SELECT is a table, too, as for
+    ``open_table``, and so are a DuckDB relation, a data set of pyarrow, and any stream of Arrow record
+    batches (an object with ``__arrow_c_stream__``), whose columns keep their names.
     """
 
     edges: Mapping[EdgeType, Table]
@@ -186,7 +138,7 @@ class GraphTables:
             given = getattr(self, name)
             if wrong := [each for each in given if not is_edge_type(each) or len(each) != 3]:
                 raise TypeError(f"{name}: a type is (source, relation, destination), got {wrong[0]!r}")
-            found = {each: _opened(table, f"{name} of type {each}") for each, table in given.items()}
+            found = {each: _opened(table, f"{name} of type {each}", "edges") for each, table in given.items()}
             object.__setattr__(self, name, found)
         for node_type, entry in self.nodes.items():
             if not isinstance(entry, NodeTable):
@@ -277,6 +229,13 @@ class GraphTables:
         """Tables of edges and of label sets."""
         return {**self.edges, **self.labels}
 
+    def all_tables(self) -> Iterator[tuple[NodeType | EdgeType, Table]]:
+        """Yield every table, with the type that it is of: nodes, splits of nodes, edges, labels."""
+        for kind, nodes in self.nodes.items():
+            for table in (*filter(None, [nodes.rows]), *nodes.splits.values()):
+                yield kind, table
+        yield from self.lists.items()
+
     @property
     def node_types(self) -> tuple[NodeType, ...]:
         ends = {end for edge_type in self.lists for end in (edge_type[0], edge_type[2])}
@@ -311,7 +270,7 @@ class GraphTables:
         counts = [(node_type, nodes.count) for node_type, nodes in sorted(self.nodes.items())]
         node_rows = [(node_type, nodes.rows) for node_type, nodes in sorted(self.nodes.items())]
         found = [
-            (kind, name, str(array.dtype), array.shape, crc32c(_bytes(array)))
+            (kind, name, str(array.dtype), array.shape, crc32c(bytes_of(array)))
             for kind, table in [*sorted(self.lists.items()), *node_rows]
             if table is not None
             for chunk in table.read(list(table.columns), max(table.num_rows, 1))
@@ -337,33 +296,11 @@ def _sorted(times: Mapping[NodeType | EdgeType, tuple[str, ...]]) -> list[tuple[
     return sorted((type_name(kind), names) for kind, names in times.items())
 
 
-class OptionsNeeded(FormatError, ValueError):
-    """Tables that cannot be built from as they are. ``options`` of the command line would help.
-
-    Where a table can be read in several ways, ``readings`` has the options of each, and ``options`` those
-    that all of them need besides.
-    """
-
-    def __init__(
-        self, problems: Sequence[str], options: Sequence[str], readings: Sequence[Sequence[str]] = ()
-    ) -> None:
-        self.problems = "; ".join(problems)
-        self.options = list(options)
-        self.readings = [list(each) for each in readings]
-        added = " or ".join(shlex.join([*options, *each]) for each in self.readings or [[]])
-        super().__init__(self.problems + (f". Add {added}" if added else ""))
-
-
 def option_for(tables: GraphTables, kind: NodeType | EdgeType, value: str, *, typed: bool = False) -> str:
     """Return the value of an option for one table. In a homogeneous graph, it names the type if ``typed``."""
     if tables.homogeneous and not typed:
         return value
     return f"{kind if isinstance(kind, str) else ','.join(kind)}:{value}"
-
-
-def quoted(name: str) -> str:
-    """Return the name of a column as options write it: in double quotes if it has a character of theirs."""
-    return '"' + name.replace('"', '""') + '"' if set(name) & set('=,:"*?[') else name
 
 
 def known_columns(
@@ -374,19 +311,6 @@ def known_columns(
         kind: {} if entry.rows is None else entry.rows.columns for kind, entry in nodes.items()
     }
     return {**found, **{kind: table.columns for kind, table in edges.items()}}
-
-
-def without_dates(array: Array, what: str) -> tuple[Array, str | None]:
-    """Return datetime64 as nanoseconds, int64, with their unit, and any other array as it is.
-
-    ``FormatError`` names a date that nanoseconds cannot hold.
-    """
-    if array.dtype.kind != "M":
-        return array, None
-    try:
-        return nanoseconds(array), "ns"
-    except ValueError as error:
-        raise FormatError(f"{what}: {error}") from None
 
 
 def is_mask(table: Table, name: str) -> bool:
@@ -413,46 +337,15 @@ def unkept_columns(table: Table, roles: Sequence[str]) -> dict[str, Kind]:
     }
 
 
-def _stamp(array: Array) -> int:
-    texts = array.dtype.kind == "O"
-    return zlib.crc32("\0".join(array.tolist()).encode()) if texts else crc32c(_bytes(array))
+def _opened(table: Any, what: str, role: Role) -> Any:
+    """Return a table: that of files or a query, of the rows of a stream, or what is given."""
+    if isinstance(table, (str, os.PathLike)):
+        return open_table(os.fspath(table), role=role)
+    if is_stream(table):
+        from gigl_loader.partition.readers.arrow_stream import ArrowStreamTable
 
-
-def _bytes(array: Array) -> Bytes:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-
-
-def _kind_of(table: str, name: str, array: Array) -> Kind:
-    if array.ndim == 0:
-        raise FormatError(f"{table}, column {name!r}: a single number, not an array of rows")
-    if array.dtype.kind == "O" and all(isinstance(value, str) for value in array.reshape(-1)):
-        return TEXT
-    try:
-        return Column(spec_of(array).dtype, array.shape[1:])
-    except FormatError as error:
-        raise FormatError(f"{table}, column {name!r}: {error}") from None
-
-
-def _common_length(table: str, arrays: Mapping[str, Array]) -> int:
-    first: str | None = None
-    for name, array in arrays.items():
-        if first is None:
-            first = name
-        elif len(array) != len(arrays[first]):
-            raise FormatError(
-                f"{table}: ragged columns: {first!r} has {len(arrays[first])} rows, {name!r} has {len(array)}"
-            )
-    return 0 if first is None else len(arrays[first])
-
-
-def _opened(table: Any, what: str) -> Any:
-    """Return a table: of the rows of an Arrow stream, or what is given. ``TypeError`` for anything else."""
-    if not hasattr(table, "__arrow_c_stream__"):
-        if not hasattr(table, "read") or not isinstance(getattr(table, "columns", None), Mapping):
-            raise TypeError(
-                f"{what}: neither a table (open_table, ArrayTable) nor an Arrow stream: {table!r:.100}"
-            )
-        return table
-    from gigl_loader.partition.readers.arrow_stream import ArrowStreamTable
-
-    return ArrowStreamTable(table, what)
+        return ArrowStreamTable(table, what)
+    if not hasattr(table, "read") or not isinstance(getattr(table, "columns", None), Mapping):
+        wanted = "a table (open_table, ArrayTable), a path, a query or an Arrow stream"
+        raise TypeError(f"{what}: must be {wanted}, got {table!r:.100}")
+    return table

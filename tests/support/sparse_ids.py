@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE
-from gigl_loader.partition.table import ArrayTable, GraphTables, NodeTable
+from gigl_loader.partition.array_table import ArrayTable
+from gigl_loader.partition.table import GraphTables, NodeTable
 
 
 def sparse_ids(count: int) -> npt.NDArray[np.int64]:

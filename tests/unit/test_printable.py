@@ -32,7 +32,8 @@ from gigl_loader.graph.manifest import Manifest, check_files
 from gigl_loader.loaders.audit_report import AuditReport, Finding, Violation
 from gigl_loader.logs import PrintableFormatter, log_from_environment
 from gigl_loader.partition import build_graph
-from gigl_loader.partition.table import ArrayTable, GraphTables, NodeTable
+from gigl_loader.partition.array_table import ArrayTable
+from gigl_loader.partition.table import GraphTables, NodeTable
 from gigl_loader.printable import printable, printable_lines
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.control import ClusterView

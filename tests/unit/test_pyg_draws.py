@@ -18,7 +18,7 @@ from gigl_loader.graph.folder import MemoryFolder
 from gigl_loader.graph.graph import Graph
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE
 from gigl_loader.partition import build_graph, tables_from_pyg
-from gigl_loader.partition.table import ArrayTable
+from gigl_loader.partition.array_table import ArrayTable
 from gigl_loader.pyg import GiglSampler
 from tests.support.pyg_graphs import weighted
 

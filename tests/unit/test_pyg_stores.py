@@ -25,7 +25,8 @@ from gigl_loader.graph.folder import MemoryFolder
 from gigl_loader.graph.graph import Graph
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE
 from gigl_loader.partition import build_graph, tables_from_pyg
-from gigl_loader.partition.table import ArrayTable, GraphTables, NodeTable
+from gigl_loader.partition.array_table import ArrayTable
+from gigl_loader.partition.table import GraphTables, NodeTable
 from tests.support.clusters import addresses_of, servers_of
 from tests.support.pyg_datasets import Built
 from tests.support.pyg_graphs import homogeneous

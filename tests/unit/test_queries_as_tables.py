@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyarrow.dataset import dataset
 
 from gigl_loader import FormatError
 from gigl_loader.graph import Graph, MemoryFolder
@@ -103,3 +106,17 @@ def test_json_lines_are_a_table(tmp_path: Path) -> None:
     table = opened("e.jsonl")
     assert np.asarray(values(table)["x"]).shape == (4, 2)
     assert values(table)["dst"] == [1, 1, 1, 3.7]
+
+
+def test_paths_queries_and_data_sets_are_tables_of_a_graph(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"src": [0, 1], "dst": [1, 0]}), tmp_path / "e.parquet")
+    (tmp_path / "n.csv").write_text("node_id,age\n1,5\n0,4\n")
+    graphs = []
+    for edges in ("e.parquet", "SELECT src, dst FROM 'e.parquet'", dataset(tmp_path / "e.parquet")):
+        folder = MemoryFolder()
+        given: Any = edges
+        build_graph(GraphTables({EDGE: given}, {"node": NodeTable(Path("n.csv"))}), folder)  # type: ignore[arg-type]
+        graphs.append(Graph.open(folder))
+    for graph in graphs:
+        assert graph.schema.edges[EDGE].count == 2
+        assert graph.node_column("node", "age", 0).tolist() == [4, 5]

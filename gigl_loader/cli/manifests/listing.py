@@ -21,8 +21,8 @@ from gigl_loader.graph.folder import is_uri
 from gigl_loader.graph.schema import Column, EdgeType, NodeType
 from gigl_loader.partition.readers import Table
 from gigl_loader.partition.readers.npy_table import npy_table
+from gigl_loader.partition.refusals import quoted
 from gigl_loader.partition.sources import ColumnOptions, open_files
-from gigl_loader.partition.table import quoted
 from gigl_loader.regular_files import read_whole
 from gigl_loader.strict_json import read_json
 

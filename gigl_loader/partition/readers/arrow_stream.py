@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from gigl_loader.errors import FormatError
@@ -30,7 +31,7 @@ class ArrowStreamTable(ParquetTable):
     """
 
     def __init__(self, stream: Any, name: str, *, directory: str | os.PathLike[str] | None = None) -> None:
-        """``stream`` has ``__arrow_c_stream__``. ``name`` stands for it in messages.
+        """``stream`` has ``__arrow_c_stream__``, or is a data set. ``name`` stands for it in messages.
 
         ``directory`` is where the temporary file lies, by default ``TMPDIR``. Executors on other machines
         need a directory that they share.
@@ -67,6 +68,8 @@ class _TemporaryDirectory:
 
 def _write(stream: Any, path: Path, name: str) -> None:
     try:
+        if isinstance(stream, ds.Dataset):
+            stream = stream.scanner(batch_readahead=1, fragment_readahead=1).to_reader()
         is_reader = isinstance(stream, pa.RecordBatchReader)  # Its own errors arrive whole.
         with stream if is_reader else pa.RecordBatchReader.from_stream(stream) as reader:
             if len(set(reader.schema.names)) != len(reader.schema):

@@ -11,7 +11,6 @@ from gigl_loader.partition.views import readers_of
 
 if TYPE_CHECKING:
     from gigl_loader.partition.job import Job
-    from gigl_loader.partition.readers import Table
     from gigl_loader.partition.table import GraphTables
 
 _THREAD_BYTES = 96 << 20
@@ -39,10 +38,7 @@ def converted(job: Job, tables: GraphTables) -> Iterator[None]:
 
 def _convertible(tables: GraphTables) -> list[Any]:
     """Return the readers that can be converted, each once."""
-    given: list[Table] = [*tables.lists.values()]
-    for nodes in tables.nodes.values():
-        given += [*filter(None, [nodes.rows]), *nodes.splits.values()]
-    readers = {id(reader): reader for table in given for reader in readers_of(table)}
+    readers = {id(reader): reader for _, table in tables.all_tables() for reader in readers_of(table)}
     return [reader for reader in readers.values() if hasattr(reader, "convert")]
 
 

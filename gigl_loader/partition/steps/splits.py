@@ -16,10 +16,11 @@ from gigl_loader.graph.schema import Column, NodeType, held_out_list, type_name
 from gigl_loader.partition.job import Job
 from gigl_loader.partition.readers import Table
 from gigl_loader.partition.readers.shards import first_rows, numbered, shards_of
+from gigl_loader.partition.reversed_edges import with_equal_splits
 from gigl_loader.partition.stage import StageInfo
 from gigl_loader.partition.steps.ids import as_ids, find_all, require_integers
 from gigl_loader.partition.table import SPLIT_MASKS, NodeTable, edge_roles, is_mask
-from gigl_loader.partition.views import ProjectedTable, Projection, with_equal_splits
+from gigl_loader.partition.views import ProjectedTable, Projection
 from gigl_loader.splits import edges_by_split, hash_splits
 
 if TYPE_CHECKING:

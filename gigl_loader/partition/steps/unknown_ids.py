@@ -11,21 +11,14 @@ import numpy as np
 
 from gigl_loader.graph.ids import Directory
 from gigl_loader.graph.schema import Column
+from gigl_loader.partition.array_table import ArrayTable
 from gigl_loader.partition.missing_values import missing_label
 from gigl_loader.partition.readers import TEXT, Kind, Table
 from gigl_loader.partition.readers.shards import cut, first_rows, numbered, shards_of
+from gigl_loader.partition.refusals import OptionsNeeded, quoted
 from gigl_loader.partition.steps.ids import named_ids, node_ids_of
 from gigl_loader.partition.steps.text_ids import id_columns
-from gigl_loader.partition.table import (
-    SPLIT_MASKS,
-    ArrayTable,
-    GraphTables,
-    NodeTable,
-    OptionsNeeded,
-    is_mask,
-    option_for,
-    quoted,
-)
+from gigl_loader.partition.table import SPLIT_MASKS, GraphTables, NodeTable, is_mask, option_for
 from gigl_loader.partition.views import TableView, blank_of, chain, reader_of
 from gigl_loader.tensors import STORAGE_DTYPES
 
