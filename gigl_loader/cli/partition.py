@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from contextlib import contextmanager
 from time import monotonic
@@ -64,6 +63,7 @@ def partition(
     their names, dates and timestamps as nanoseconds since 1970 (UTC).
     """
     with importing():
+        from gigl_loader.cli.printed_command import printing_a_command
         from gigl_loader.cli.table_options import open_tables, read_assigner
         from gigl_loader.graph.folder import shown
         from gigl_loader.partition import build_graph
@@ -72,13 +72,13 @@ def partition(
     executor = engine.executor_of_choice()
     totals: list[TaskTotals] = []
     chosen = read_assigner(assigner, options)
-    with _showing_a_command():
+    with printing_a_command(options):
         tables = open_tables(options)
     with (
         _telling_of_scratch(engine.scratch),
         terminated_as_interrupted(),
         build_progress(quiet=json) as progress,
-        _showing_a_command(),
+        printing_a_command(options),
     ):
         schema = build_graph(
             tables,
@@ -96,22 +96,6 @@ def partition(
             summary=totals.append,
         )
     report(shown(out), schema, monotonic() - started, as_json=json, tasks=totals[0])
-
-
-@contextmanager
-def _showing_a_command() -> Iterator[None]:
-    """Add to a refusal of tables the whole command with the options that it needs."""
-    from gigl_loader.partition.refusals import OptionsNeeded
-
-    try:
-        yield
-    except OptionsNeeded as error:
-        options = [[*error.options, *each] for each in error.readings or [[]]]
-        commands = [shlex.join(["gigl-loader", *sys.argv[1:], *each]) for each in options if each]
-        if not commands:
-            raise
-        what = "This would work" if len(commands) == 1 else "Choose"
-        raise ValueError(f"{error.problems}. {what}: {'; or: '.join(commands)}") from error
 
 
 @contextmanager

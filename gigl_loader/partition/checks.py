@@ -15,7 +15,7 @@ from gigl_loader.partition.array_table import ArrayTable
 from gigl_loader.partition.likely_ids import are_integers, likely_ids, may_be_ids, words_in
 from gigl_loader.partition.readers import TEXT, Kind, Table
 from gigl_loader.partition.refusals import OptionsNeeded, quoted
-from gigl_loader.partition.roles import end_names, id_names, relation_column, type_names
+from gigl_loader.partition.roles import end_names, id_names, relation_column, relation_names, type_names
 from gigl_loader.partition.steps.ids import require_integers
 from gigl_loader.partition.steps.text_ids import IdColumn, are_texts, id_columns
 from gigl_loader.partition.table import (
@@ -390,6 +390,16 @@ def _find_reserved_names(
         faults.options += ["--rename", option_for(tables, kind, renamed, typed=True)]
 
 
+def _find_relation(tables: GraphTables, faults: _Faults, kind: EdgeType, table: Table, name: str) -> None:
+    """Add a column that names the relation of each edge, in a table of one type."""
+    several = f"{kind[0]},@{name},{kind[2]}"
+    faults.problems.append(
+        f"{table.name}, column {name!r}: names relations: --edges {several}=FILES makes a type of each, "
+        "--encode a column of integers"
+    )
+    faults.options += ["--encode", option_for(tables, kind, quoted(source_of(table, name)))]
+
+
 def _find_unkept_columns(tables: GraphTables, faults: _Faults) -> None:
     """Add all columns of all tables that cannot be stored."""
     given: dict[NodeType | EdgeType, tuple[Table, Sequence[str]]] = {
@@ -400,6 +410,9 @@ def _find_unkept_columns(tables: GraphTables, faults: _Faults) -> None:
     for kind, (table, roles) in given.items():
         kept = (*faults.renamed.get(kind, ()), *tables.encodings.get(kind, ()))
         unkept = unkept_columns(table, (*roles, *kept))
+        if isinstance(kind, tuple) and len(relations := relation_names(unkept)) == 1:
+            _find_relation(tables, faults, kind, table, relations[0])
+            del unkept[relations[0]]
         for name, held in unkept.items():
             what = f"holds {held}, not numbers" if name else "has no name"
             faults.problems.append(f"{table.name}, column {name!r}: {what}")

@@ -11,8 +11,11 @@ import pytest
 import torch
 
 from gigl_loader import DistDataset
+from gigl_loader.cli.build_options import TableOptions, UnknownIds
+from gigl_loader.cli.printed_command import passing_options, with_options
 from gigl_loader.graph import Graph
 from gigl_loader.partition import ColumnOptions, open_table
+from gigl_loader.partition.refusals import OptionsNeeded
 from gigl_loader.partition.roles import by_convention, end_names
 from tests.support.command_line import run_here
 
@@ -284,3 +287,45 @@ def test_printed_commands_write_names_with_any_character() -> None:
     assert done.returncode == 0, error
     assert edges_of() == {(5, 7), (7, 9)}
     assert Graph.open("graph").node_column("node", "age,", 0).tolist() == [3, 4, 5]
+
+
+# Printed commands
+
+
+def test_relations_in_a_table_of_one_type_are_encoded_or_make_types() -> None:
+    error = partition("--edges e.csv", code=2, e="head,relation,tail\na,likes,b\nb,knows,a\n")
+    assert "'relation': names relations: --edges node,@relation,node=FILES makes a type of each" in error
+    _, _, command = error.strip().partition("This would work: gigl-loader ")
+    assert run_here(*shlex.split(command)).returncode == 0
+    assert DistDataset.open("graph").vocabulary(EDGE, "relation") == ("knows", "likes")
+    partition("--edges node,@relation,node=e.csv")
+    assert len(DistDataset.open("graph").edge_types) == 2
+
+
+def test_a_printed_command_has_passed_the_same_checks() -> None:
+    """What is refused in the next step is among the options of the first, or no command is printed."""
+    error = partition("--edges e.csv", code=2, e="a,b,when,batch,what\nn5,2,3,4,x\nn3,4,5,6,y\n")
+    _, _, command = error.strip().partition("This would work: gigl-loader ")
+    done = run_here(*shlex.split(command))
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_command_that_would_be_refused_is_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(problems: list[str], *_: Any) -> OptionsNeeded:
+        return OptionsNeeded(problems, ["--drop", "nothing"])
+
+    monkeypatch.setattr("gigl_loader.partition.checks.OptionsNeeded", refuse)
+    error = partition("--edges e.csv", code=2, e="src,dst,what\n5,2,x\n3,4,y\n")
+    assert error == "gigl-loader: e.csv, column 'what': holds text, not numbers\n"
+
+
+def test_options_of_several_refusals_are_put_together() -> None:
+    Path("e.csv").write_text("a,b,n_id,what\nx,2,4,p\n3,4,6,q\n")
+    given = TableOptions(edges=["e.csv"])
+    added = passing_options(given, ["--rename", "a=src", "--rename", "b=dst"])
+    assert added[4:] == [
+        *("--dtype", "node,to,node:dst=text", "--drop", "what"),
+        *("--rename", "node,to,node:n_id=edge_n_id"),
+    ]
+    assert passing_options(given, ["--drop", "nothing"]) == []
+    assert with_options(given, ["--unknown-ids", "add"]).unknown_ids is UnknownIds.add
