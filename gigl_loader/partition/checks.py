@@ -129,8 +129,9 @@ def _find_types_in_rows(faults: _Faults, kind: EdgeType, table: Table, types: Se
         return
     named, listed = " and ".join(map(repr, types)), ",".join(map(quoted, types))
     faults.problems.append(
-        f"{table.name}: {named} give the types of the ends, of which two may have equal ids: make a table of "
-        f"each type, or, if all ids differ, add --drop {listed}"
+        f"{table.name}: {named} give the types of the ends, of which two may have equal ids: give the table "
+        f"as --edges '@SOURCE_TYPE,RELATION,@TARGET_TYPE=FILES' with these columns, or, if all ids differ, "
+        f"add --drop {listed}"
     )
     faults.renamed[kind] = {*types}
     faults.hopeless = True

@@ -161,7 +161,9 @@ def is_ignored(name: str) -> bool:
 
 
 def own_names(node_type: NodeType) -> set[str]:
-    """Return the names of ids of a type, without case and punctuation."""
+    """Return the names of ids of a type, without case and punctuation. A type that rows name has none."""
+    if node_type.startswith("@"):
+        return set()
     own = squeezed(node_type)
     return {each for name in {own, own.removesuffix("s")} for each in (name, f"{name}id", f"id{name}")}
 

@@ -31,6 +31,7 @@ from gigl_loader.partition.readers import TEXT, Kind, Table
 from gigl_loader.partition.readers.shards import stamp_of
 from gigl_loader.partition.roles import Role, relation_column
 from gigl_loader.partition.sources import is_stream, open_table
+from gigl_loader.partition.typed_rows import names_types_in_rows, tables_by_type
 
 NODE_ROLES = ("id", "split")
 """Columns of a node table that are not data: the node id, and the name of the node's split."""
@@ -100,7 +101,9 @@ class GraphTables:
     A node type that has no entry gets the ids that its edges mention. A graph whose only types are
     ``"node"`` and ``("node", "to", "node")`` is homogeneous. A path or a SELECT is a table, too, as for
     ``open_table``, and so are a DuckDB relation, a data set of pyarrow, and any stream of Arrow record
-    batches (an object with ``__arrow_c_stream__``), whose columns keep their names.
+    batches (an object with ``__arrow_c_stream__``), whose columns keep their names. A table of type
+    ``("@x_type", "binds", "@y_type")``, whose columns ``x_type`` and ``y_type`` name the types of the ends,
+    makes a type for each pair of them.
     """
 
     edges: Mapping[EdgeType, Table]
@@ -139,7 +142,8 @@ class GraphTables:
             if wrong := [each for each in given if not is_edge_type(each) or len(each) != 3]:
                 raise TypeError(f"{name}: a type is (source, relation, destination), got {wrong[0]!r}")
             found = {each: _opened(table, f"{name} of type {each}", "edges") for each, table in given.items()}
-            object.__setattr__(self, name, found)
+            by_type = {kind: each for kind, table in found.items() for kind, each in _typed(kind, table)}
+            object.__setattr__(self, name, by_type)
         for node_type, entry in self.nodes.items():
             if not isinstance(entry, NodeTable):
                 raise TypeError(f"nodes of type {node_type!r} must be a NodeTable(...), got {entry!r:.100}")
@@ -335,6 +339,11 @@ def unkept_columns(table: Table, roles: Sequence[str]) -> dict[str, Kind]:
         for name, kind in table.columns.items()
         if name not in roles and (not name or not isinstance(kind, Column))
     }
+
+
+def _typed(kind: EdgeType, table: Table) -> Iterator[tuple[EdgeType, Table]]:
+    """Yield a table with its type, or those of the types that its rows name."""
+    yield from (tables_by_type(kind, table) if names_types_in_rows(kind) else {kind: table}).items()
 
 
 def _opened(table: Any, what: str, role: Role) -> Any:

@@ -1,0 +1,99 @@
+"""Edges whose rows name the types of their ends, as in files of knowledge graphs: a table for each pair."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from gigl_loader.arrays import Array
+from gigl_loader.errors import FormatError
+from gigl_loader.graph.schema import EdgeType
+from gigl_loader.partition.readers import TEXT, Table
+from gigl_loader.partition.readers.shards import numbered
+from gigl_loader.partition.views import TableView
+
+_MAX_PAIRS = 1024
+"""The table is read for each of them."""
+_ROWS = 1 << 16
+
+
+def names_types_in_rows(kind: EdgeType) -> bool:
+    """Return whether an end of such a type is a column: ``("@x_type", "binds", "@y_type")``."""
+    return kind[0].startswith("@") or kind[2].startswith("@")
+
+
+def tables_by_type(kind: EdgeType, table: Table) -> dict[EdgeType, Table]:
+    """Return a table for each pair of types of ends that the rows name, in the order of the types.
+
+    ``kind`` has the columns of the types as its ends, each with ``@``; an end may be a type instead. The
+    tables have no columns of types. ``FormatError`` for a missing column, one without texts, a row without a
+    type, and more than 1,024 pairs.
+    """
+    columns = {end: kind[end][1:] for end in (0, 2) if kind[end].startswith("@")}
+    for name in columns.values():
+        held = table.columns.get(name)
+        if held != TEXT:
+            listed = ", ".join(map(repr, table.columns))
+            what = "no such column" if held is None else f"no texts: read them as texts (--dtype {name}=text)"
+            raise FormatError(f"{table.name}, column {name!r} of types: {what}; columns: {listed}")
+    names = list(dict.fromkeys(columns.values()))
+    pairs: set[tuple[str, ...]] = set()
+    for row, chunk in numbered(table, names, _ROWS):
+        pairs.update(zip(*(chunk[name].tolist() for name in names), strict=True))
+        for name in names:
+            if "" in {pair[names.index(name)] for pair in pairs}:
+                at = row + chunk[name].tolist().index("")
+                raise FormatError(f"{table.where(name, at)}: no type")
+        if len(pairs) > _MAX_PAIRS:
+            raise FormatError(f"{table.name}: more than {_MAX_PAIRS} pairs of types in {' and '.join(names)}")
+    found: dict[EdgeType, Table] = {}
+    for pair in sorted(pairs):
+        wanted = dict(zip(names, pair, strict=True))
+        source, target = (wanted[columns[end]] if end in columns else kind[end] for end in (0, 2))
+        found[source, kind[1], target] = RowsOfTypes(table, wanted)
+    return found
+
+
+class RowsOfTypes(TableView):
+    """The rows of a table that have some texts in some columns, without these columns."""
+
+    def __init__(self, table: Table, wanted: Mapping[str, str]) -> None:
+        super().__init__(table)
+        self._wanted = dict(wanted)
+        self.columns = {name: kind for name, kind in table.columns.items() if name not in wanted}
+
+    @cached_property
+    def _num_rows(self) -> int:
+        return sum(len(places) for _, places, _ in self._places([]))
+
+    @property
+    def num_rows(self) -> int:
+        return self._num_rows
+
+    def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
+        for _, places, chunk in self._places(names, rows):
+            if len(places):
+                yield {name: chunk[name][places] for name in names}
+
+    def where(self, column: str, row: int) -> str:
+        for first, places, _ in self._places([]):
+            if row < len(places):
+                return self._table.where(column, first + int(places[row]))
+            row -= len(places)
+        return self._table.where(column, row)
+
+    def _places(
+        self, names: Sequence[str], rows: int = _ROWS
+    ) -> Iterator[tuple[int, Array, dict[str, Array]]]:
+        """Yield for each chunk the number of its first row, the places of wanted rows, and its columns."""
+        read = list(dict.fromkeys([*self._wanted, *names]))
+        for first, chunk in numbered(self._table, read, rows):
+            mask = np.ones(len(chunk[read[0]]), np.bool_)
+            for name, text in self._wanted.items():
+                mask &= chunk[name] == text
+            yield first, np.flatnonzero(mask), chunk
+
+    def _over(self, table: Table) -> RowsOfTypes:
+        return RowsOfTypes(table, self._wanted)
