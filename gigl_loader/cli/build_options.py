@@ -72,6 +72,13 @@ class TableOptions:
     nodes: Annotated[
         list[str], typer.Option(help="Node table: [TYPE=]FILES, or their number: [TYPE=]COUNT.")
     ] = field(default_factory=list)
+    joins: Annotated[
+        list[str],
+        typer.Option(
+            "--join",
+            help="[TYPE=]FILES: columns beside those of a table: of the same rows or, with an id, by id.",
+        ),
+    ] = field(default_factory=list)
     splits: Annotated[
         list[str],
         typer.Option("--split", help="Node ids or mask of a split: [TYPE:]NAME=FILE, e.g. train=train.npy."),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -88,6 +88,10 @@ class OptionsByTable:
     types: Collection[TableType]
     by_type: dict[TableType | None, ColumnOptions] = field(default_factory=dict)
     csv_columns: list[tuple[TableType | None, tuple[str, ...]]] = field(default_factory=list)
+    joins: Mapping[TableType, Sequence[str]] = field(default_factory=dict)
+    """Files whose columns stand beside those of a table."""
+    drops_unknown: bool = False
+    """Leave out rows of these files with ids that the table lacks."""
 
     def add(self, option: str, value: str, kind: str) -> None:
         """Add the value of an option. ``kind`` is the field of ``ColumnOptions`` that it is for."""
@@ -146,14 +150,18 @@ class OptionsByTable:
             row_ids=own.row_ids,
         )
 
-    def of(self, key: TableType, table: Table, role: Role) -> ColumnOptions:
-        """Return the options for one table: its own, and the general ones that apply to its columns."""
+    def of(self, key: TableType, table: Table, role: Role, *, gone: Collection[str] = ()) -> ColumnOptions:
+        """Return the options for one table: its own, and the general ones that apply to its columns.
+
+        Names of columns that are ``gone`` may be those of columns of the table, too.
+        """
         names = list(table.columns)
         shared = self.by_type.get(None, ColumnOptions())
         own = self.by_type.get(key, ColumnOptions())
+        own_names = {old: new for old, new in own.rename.items() if old in names or old not in gone}
         options = replace(
             self.of_reader(key, role),
-            rename={old: new for old, new in shared.rename.items() if old in names} | dict(own.rename),
+            rename={old: new for old, new in shared.rename.items() if old in names} | own_names,
             stack={new: p for new, p in shared.stack.items() if _all_match(p, names)} | dict(own.stack),
             drop=(*(pattern for pattern in shared.drop if _matches(pattern, names)), *own.drop),
             dtypes={},

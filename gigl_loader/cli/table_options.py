@@ -6,8 +6,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from gigl_loader.cli.build_options import TableOptions
 from gigl_loader.cli.column_options import OptionsByTable, TableType, column_of, table_type, type_text
+from gigl_loader.cli.joined_files import with_joined
 from gigl_loader.cli.manifests import with_manifest
 from gigl_loader.cli.schema_file import foreign_key_edges, read_schema_file, with_schema
 from gigl_loader.graph.graph import Graph
@@ -21,6 +24,7 @@ from gigl_loader.graph.schema import (
     NodeType,
     label_list,
 )
+from gigl_loader.partition.array_table import ArrayTable
 from gigl_loader.partition.assigners import assigner_named
 from gigl_loader.partition.checks import check_tables
 from gigl_loader.partition.declared import declared, declared_times, read_quantize
@@ -78,6 +82,10 @@ def open_tables(options: TableOptions) -> GraphTables:
         scoped.number_rows(node_type)
     foreign_keys = foreign_key_edges(relational, scoped.csv_of)
     seen: list[str] = []
+    scoped.drops_unknown = options.unknown_ids.value == "drop"
+    scoped.joins = _by_type(options.joins, "--join")
+    if strange := [key for key in scoped.joins if key not in types]:
+        raise ValueError(f"--join: no table of type {type_text(strange[0])}: give these files by --nodes")
     edge_tables = {key: _open(key, specs, "edges", scoped, seen) for key, specs in edges.items()}
     node_tables = {key: _node_table(key, specs, scoped, seen) for key, specs in nodes.items()}
     label_tables = {
@@ -293,15 +301,29 @@ def time_columns(
 
 def _open(key: TableType, specs: Sequence[str], role: Role, scoped: OptionsByTable, seen: list[str]) -> Table:
     table = open_files(specs, role=role, options=scoped.of_reader(key, role))
-    named = name_columns(table, role=role, options=scoped.of(key, table, role))
-    seen += [*table.columns, *named.columns]
+    return _named(key, table, role, scoped, seen)
+
+
+def _named(key: TableType, table: Table, role: Role, scoped: OptionsByTable, seen: list[str]) -> Table:
+    joined = with_joined(
+        table,
+        scoped.joins.get(key, ()),
+        role=role,
+        options=scoped.of_reader(key, role),
+        drops_unknown=scoped.drops_unknown,
+    )
+    named = name_columns(joined.table, role=role, options=scoped.of(key, joined.table, role, gone=joined.ids))
+    seen += [*joined.table.columns, *joined.ids, *named.columns]
     return named
 
 
 def _node_table(key: TableType, specs: Sequence[str], scoped: OptionsByTable, seen: list[str]) -> NodeTable:
-    if len(specs) == 1 and specs[0].isdigit():
+    if len(specs) > 1 or not specs[0].isdigit():
+        return NodeTable(_open(key, specs, "nodes", scoped, seen))
+    if key not in scoped.joins:
         return NodeTable(count=int(specs[0]))
-    return NodeTable(_open(key, specs, "nodes", scoped, seen))
+    numbers = ArrayTable(f"--nodes {type_text(key)}={specs[0]}", {"id": np.arange(int(specs[0]))})
+    return NodeTable(_named(key, numbers, "nodes", scoped, seen))
 
 
 def _with_row_ids(tables: Mapping[TableType, NodeTable], node_type: NodeType) -> NodeTable:
@@ -327,11 +349,11 @@ def _by_type(values: Sequence[str], option: str) -> dict[TableType, list[str]]:
             key = table_type(left)
         else:
             key, right = (HOMOGENEOUS_EDGE if edges else HOMOGENEOUS_NODE), value
-        if isinstance(key, tuple) != edges:
+        if isinstance(key, tuple) != edges and option != "--join":
             wanted = "SOURCE,RELATION,DESTINATION=FILES" if edges else "TYPE=FILES"
             raise ValueError(f"{option} {value}: {left!r} is no type; write {option} [{wanted}]")
         found.setdefault(key, []).append(right)
-    if len(found) > 1 and (HOMOGENEOUS_EDGE in found or HOMOGENEOUS_NODE in found):
+    if option != "--join" and len(found) > 1 and (HOMOGENEOUS_EDGE in found or HOMOGENEOUS_NODE in found):
         raise ValueError(f"{option}: either every table names its type, or there is only one type")
     return found
 

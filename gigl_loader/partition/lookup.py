@@ -37,11 +37,13 @@ class LookedUpTable(TableView):
     DuckDB sorts the rows on the disk, within a quarter of the free memory. They are kept in a temporary file.
     """
 
-    def __init__(self, table: Table, other: Table, *, ids: tuple[str | None, str], unknown_ids: str) -> None:
+    def __init__(
+        self, table: Table, other: Table, *, ids: tuple[str | None, str], drops_unknown: bool
+    ) -> None:
         """``ids`` are the columns of ids, that of ``table`` ``None`` for its row numbers. ``FormatError`` for
-        ids that come twice in ``other`` or, unless ``unknown_ids`` is ``drop``, are none of ``table``."""
+        ids that come twice in ``other``, and for those that ``table`` lacks unless these are dropped."""
         columns = {name: kind for name, kind in other.columns.items() if name != ids[1]}
-        found: Table = _looked_up(table, other, ids, unknown_ids)
+        found: Table = _looked_up(table, other, ids, drops_unknown=drops_unknown)
         halves = [name for name, kind in columns.items() if isinstance(kind, Column) and kind.dtype == "F16"]
         if halves:  # DuckDB has none.
             dtypes = dict.fromkeys(halves, "F16")
@@ -59,7 +61,9 @@ class LookedUpTable(TableView):
         return f"{self._file}, column {column!r}"
 
 
-def _looked_up(table: Table, other: Table, ids: tuple[str | None, str], unknown_ids: str) -> ArrowStreamTable:
+def _looked_up(
+    table: Table, other: Table, ids: tuple[str | None, str], *, drops_unknown: bool
+) -> ArrowStreamTable:
     names = [name for name in other.columns if name != ids[1]]
     own, others = pa.int64() if ids[0] is None else _id_type(table, ids[0]), _id_type(other, ids[1])
     if (own == _TEXTS) != (others == _TEXTS):
@@ -76,7 +80,7 @@ def _looked_up(table: Table, other: Table, ids: tuple[str | None, str], unknown_
             _insert(connection, "ids", _ids(table, ids[0]))
             _insert(connection, "rows", _rows(other, ids[1], names))
             _refuse_twice(connection, other, ids[1])
-            _check_unknown(connection, table, other, ids=ids, drops=unknown_ids == "drop")
+            _check_unknown(connection, table, other, ids=ids, drops=drops_unknown)
             columns = ["ids.id", *map(alias, range(len(names)))]
             select = f"SELECT {', '.join(columns)} FROM ids LEFT JOIN rows USING (id) ORDER BY ids.place"
             return ArrowStreamTable(_named(connection.sql(select), [_ID, *names]), other.name)
@@ -99,13 +103,15 @@ def _check_unknown(
     [(count, place)] = connection.execute(unknown).fetchall()
     if not count:
         return
-    numbers = " (row numbers, as it has no column of ids)" if ids[0] is None else ""
+    numbers = " (row numbers: it has no column of ids)" if ids[0] is None else ""
     what = f"{count:,} of {other.num_rows:,} ids are not in {table.name}{numbers}"
     if drops and count < other.num_rows:
         logger.warning("%s: left out: %s", other.name, what)
         return
     likely = ids[0] is not None and 2 * count < other.num_rows
     advice = ": --unknown-ids drop leaves their rows out" if likely else ""
+    if ids[0] is None and table.num_rows == other.num_rows:
+        advice = ": if both have the same rows, give this file first, and the other one beside it"
     raise FormatError(f"{other.where(ids[1], place)}: {what}{advice}")
 
 

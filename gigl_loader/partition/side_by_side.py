@@ -31,30 +31,26 @@ def side_by_side(
 
     ``FormatError`` for tables whose numbers of rows differ, a column of two tables, an id that comes twice.
     """
-    first, *others = tables
-    found = first
+    found, *others = tables
     for other in others:
-        other_id = "id" if "id" in other.columns else None
-        found = beside(found, other, other_id=other_id, unknown_ids=unknown_ids)
+        both = ("id" if "id" in found.columns else None), ("id" if "id" in other.columns else None)
+        found = beside(found, other, ids=both, drops_unknown=unknown_ids == "drop")
     ids = [name for name in ("id", "src", "dst") if name in found.columns]
     return FilledTable(found, fill or {}, used=list(found.columns), ids=ids, labels=("y", "label"))
 
 
 def beside(
-    table: Table,
-    other: Table,
-    *,
-    table_id: str | None = "id",
-    other_id: str | None = None,
-    unknown_ids: Literal["error", "drop"] = "error",
+    table: Table, other: Table, *, ids: tuple[str | None, str | None], drops_unknown: bool = False
 ) -> Table:
-    """Return a table with the columns of another one beside its own: by ids where the other has a column of
-    them, or else by row. A column of ids that the table lacks stands for its row numbers."""
-    if other_id is not None:
+    """Return a table with the columns of another one beside its own: by id, or by row if that one has no ids.
+
+    ``ids`` are the columns of ids of both, that of ``table`` ``None`` for its row numbers.
+    """
+    own, of_other = ids
+    if of_other is not None:
         from gigl_loader.partition.lookup import LookedUpTable
 
-        table_id = table_id if table_id in table.columns else None
-        other = LookedUpTable(table, other, ids=(table_id, other_id), unknown_ids=unknown_ids)
+        other = LookedUpTable(table, other, ids=(own, of_other), drops_unknown=drops_unknown)
     if both := [name for name in table.columns if name in other.columns]:
         raise FormatError(
             f"column {both[0]!r} is in {table.name} and in {other.name}: leave it out of one of them"

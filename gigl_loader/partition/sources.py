@@ -191,6 +191,11 @@ def _why_left_out(name: str, options: ColumnOptions) -> str | None:
     return "which its header says to ignore" if is_ignored(name) else None
 
 
+def is_left_out(name: str, options: ColumnOptions) -> bool:
+    """Return whether a column of a file is left out, by options or as an index of pandas."""
+    return _why_left_out(name, options) is not None
+
+
 def _text_reader(role: Role, options: ColumnOptions) -> OpenText:
     """Return what opens a text file of a table."""
     columns_of = partial(new_columns, role=role, options=options)

@@ -12,8 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from gigl_loader.cli.build_options import TableOptions
+from gigl_loader.cli.table_options import open_tables
 from gigl_loader.errors import FormatError
-from gigl_loader.graph import Column
+from gigl_loader.graph import Column, Graph
 from gigl_loader.partition import (
     ArrayTable,
     GraphTables,
@@ -26,6 +28,7 @@ from gigl_loader.partition import (
 from gigl_loader.partition.readers import TEXT
 from gigl_loader.partition.readers.parquet_table import ParquetTable
 from gigl_loader.partition.readers.shards import shards_of
+from tests.support.command_line import run_here
 
 
 def _read(table: Table, rows: int = 3, names: list[str] | None = None) -> dict[str, list[Any]]:
@@ -195,7 +198,7 @@ def test_row_numbers_are_ids_where_there_are_no_others(tmp_path: Path) -> None:
     vectors = _npy(tmp_path / "x.npy", np.arange(3.0))
     found = side_by_side([vectors, _csv(tmp_path / "y.csv", "id,y\n2,7\n0,5\n")], fill={"y": "-1"})
     assert _read(found) == {"x": [0.0, 1.0, 2.0], "y": [5, -1, 7]}
-    with pytest.raises(FormatError, match="row numbers, as it has no column of ids"):
+    with pytest.raises(FormatError, match="row numbers: it has no column of ids"):
         side_by_side([vectors, _csv(tmp_path / "z.csv", "id,z\n2,7\n3,5\n")])
 
 
@@ -215,3 +218,116 @@ def test_a_graph_of_such_tables(nodes: Table, tmp_path: Path) -> None:
         GraphTables({("node", "to", "node"): edges}, {"node": NodeTable(rows)}), tmp_path / "g"
     )
     assert set(schema.nodes["node"].columns) == {"age", "x", "y"}
+
+
+EDGES = "src,dst\n7,3\n3,9\n9,7\n"
+
+
+def _build(tmp_path: Path, files: dict[str, str], *options: str, code: int = 0) -> str:
+    """Write text files and build ``graph`` from them. Return what went to standard error, in one line."""
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    arguments = [
+        "partition",
+        str(tmp_path / "graph"),
+        *(each.replace("{}", str(tmp_path)) for each in options),
+    ]
+    done = run_here(*arguments)
+    assert done.returncode == code, done.stderr
+    return " ".join(done.stderr.split())
+
+
+def test_join_by_row_and_by_id(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.array([[0.5, 1], [2, 3], [4, 5]], np.float32))
+    files = {
+        "e.csv": EDGES,
+        "n.csv": ",id,age\n0,7,70\n1,3,30\n2,9,90\n",
+        "labels.csv": ",node_id,label,split\n0,9,1,train\n1,7,0,test\n",
+    }
+    tables = ["--edges", "{}/e.csv", "--nodes", "{}/n.csv", "--join", "{}/x.npy", "--join", "{}/labels.csv"]
+    refused = _build(tmp_path, files, *tables, code=2)
+    assert f"values are missing: {tmp_path}/labels.csv, column 'label', id 3" in refused
+    assert "--fill label=-1" in refused
+    _build(tmp_path, files, *tables, "--fill", "label=-1")
+    graph = Graph.open(tmp_path / "graph")
+    assert set(graph.schema.nodes["node"].columns) == {"age", "x", "y"}
+    tables_again = open_tables(
+        TableOptions(
+            edges=[str(tmp_path / "e.csv")],
+            nodes=[str(tmp_path / "n.csv")],
+            joins=[str(tmp_path / "x.npy"), str(tmp_path / "labels.csv")],
+            fill=["label=-1"],
+        )
+    )
+    rows = tables_again.nodes["node"].rows
+    assert rows is not None
+    assert _read(rows) == {
+        "id": [7, 3, 9],
+        "age": [70, 30, 90],
+        "x": [[0.5, 1], [2, 3], [4, 5]],
+        "y": [0, -1, 1],
+        "split": ["test", "", "train"],
+    }
+
+
+def test_join_to_a_number_of_nodes_and_to_edges(tmp_path: Path) -> None:
+    np.save(tmp_path / "w.npy", np.array([0.5, 1.5, 2.5]))
+    np.save(tmp_path / "x.npy", np.arange(10.0))
+    files = {"e.csv": EDGES, "y.csv": "userId,y\n9,1\n0,2\n"}
+    _build(
+        tmp_path,
+        files,
+        *("--edges", "user,to,user={}/e.csv", "--join", "user,to,user={}/w.npy"),
+        *("--nodes", "user=10", "--join", "user={}/y.csv", "--join", "user={}/x.npy", "--fill", "y=-1"),
+    )
+    schema = Graph.open(tmp_path / "graph").schema
+    assert set(schema.edges["user", "to", "user"].columns) == {"w"}
+    assert set(schema.nodes["user"].columns) == {"x", "y"}
+    assert schema.nodes["user"].count == 10
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--join", "item={}/y.csv"), "--join: no table of type item: give these files by --nodes"),
+        (
+            ("--join", "{}/short.csv"),
+            "n.csv has 3 rows, {}/short.csv has 1: files side by side have the same",
+        ),
+        (("--join", "{}/age.csv"), "column 'age' is in {}/n.csv and in {}/age.csv"),
+        (
+            ("--join", "{}/y.csv"),
+            "y.csv, line 3, column 'node': 1 of 3 ids are not in {}/n.csv: --unknown-ids",
+        ),
+        (
+            ("--join", "{}/row.csv"),
+            "row.csv: its first line, '5', looks like a row: name its columns by a query",
+        ),
+    ],
+)
+def test_joins_that_are_refused(tmp_path: Path, options: tuple[str, ...], message: str) -> None:
+    files = {
+        "e.csv": EDGES,
+        "n.csv": "id,age\n7,70\n3,30\n9,90\n",
+        "y.csv": "node,y\n7,1\n8,1\n9,0\n",
+        "short.csv": "z\n1\n",
+        "age.csv": "age\n1\n2\n3\n",
+        "row.csv": "5\n6\n7\n8\n",
+    }
+    shared = ("--edges", "{}/e.csv", "--nodes", "{}/n.csv", "--rename", "node:node=id")
+    refused = _build(tmp_path, files, *shared, *options, code=2)
+    assert message.replace("{}", str(tmp_path)) in refused
+
+
+def test_join_leaves_out_ids_that_are_not_there(tmp_path: Path) -> None:
+    files = {"e.csv": EDGES, "n.csv": "id\n7\n3\n9\n", "y.csv": "ref,y\n7,1\n8,1\n9,0\n"}
+    shared = ("--edges", "{}/e.csv", "--nodes", "{}/n.csv", "--join", "{}/y.csv", "--fill", "y=-1")
+    _build(tmp_path, files, *shared, "--rename", "node:ref=id", "--unknown-ids", "drop")
+    assert Graph.open(tmp_path / "graph").schema.nodes["node"].count == 3
+
+
+def test_join_a_query(tmp_path: Path) -> None:
+    files = {"e.csv": EDGES, "n.csv": "id\n7\n3\n9\n", "y.csv": "9,1\n7,2\n3,0\n"}
+    query = "SELECT column0 AS id, column1 AS y FROM read_csv('{}/y.csv', header = false)"
+    _build(tmp_path, files, "--edges", "{}/e.csv", "--nodes", "{}/n.csv", "--join", query)
+    assert set(Graph.open(tmp_path / "graph").schema.nodes["node"].columns) == {"y"}

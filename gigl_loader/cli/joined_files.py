@@ -1,0 +1,61 @@
+"""Columns of other files beside those of a table: ``--join [TYPE=]FILES``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from gigl_loader.partition.readers import Table
+from gigl_loader.partition.roles import Role
+from gigl_loader.partition.side_by_side import beside
+from gigl_loader.partition.sources import ColumnOptions, is_left_out, new_columns, open_files
+from gigl_loader.partition.views import ProjectedTable, Projection, reader_of
+
+
+class Joined(NamedTuple):
+    """A table with the columns of other files."""
+
+    table: Table
+    ids: list[str]
+    """Columns by which files were looked up, which the table does not have."""
+
+
+def with_joined(
+    table: Table, files: Sequence[str], *, role: Role, options: ColumnOptions, drops_unknown: bool
+) -> Joined:
+    """Return a table with the columns of other files. They have their names in the files.
+
+    ``options`` say which columns are ids, and which of those that two files have are left out.
+    """
+    ids = []
+    for spec in files:
+        # The columns that options name are those of the table.
+        of_other = replace(options, csv=replace(options.csv, columns=()))
+        other = open_files(spec, role="nodes", options=of_other)
+        _require_header(other)
+        left_out = {name for name in table.columns if is_left_out(name, options)}
+        if not left_out.isdisjoint(other.columns):
+            kept = [name for name in other.columns if name not in left_out]
+            other = ProjectedTable(other, {name: Projection((name,)) for name in kept})
+        own_id, other_id = _id_of(table, role, options), _id_of(other, "nodes", options)
+        table = beside(table, other, ids=(own_id, other_id), drops_unknown=drops_unknown)
+        ids += [other_id] if other_id is not None else []
+    return Joined(table, ids)
+
+
+def _id_of(table: Table, role: Role, options: ColumnOptions) -> str | None:
+    """Return the column of a table that is its id."""
+    columns = new_columns(list(table.columns), role=role, options=options)
+    found = [name for name, new in columns.items() if new.name == "id" and not is_left_out(name, options)]
+    return found[0] if found else None
+
+
+def _require_header(table: Table) -> None:
+    """Raise ``ValueError`` for a text file whose first line is a row: it would be lost."""
+    header = getattr(reader_of(table), "header", ())
+    if any(name.lstrip("-").replace(".", "", 1).isdigit() for name in header):
+        raise ValueError(
+            f"{table.name}: its first line, {','.join(header)!r:.200}, looks like a row: name its columns by "
+            f"a query, such as SELECT column0 AS y FROM read_csv('{table.name}', header = false)"
+        )
