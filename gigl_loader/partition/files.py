@@ -126,7 +126,7 @@ def open_spec(spec: str, role: str, open_text: OpenText) -> list[Table]:
     # Engines write empty files for tasks without a row.
     files = [file for file in files if file.nbytes or file.kind not in ("text", "")] or files[:1]
     files = sorted(files, key=lambda file: file.parts)
-    values = _directory_columns(files, patterns)
+    values = _directory_columns(files, patterns, spec)
     tables = [_open_file(file, role, open_text) for file in files]
     return [_WithDirectories(*each) if each[1] else each[0] for each in zip(tables, values, strict=True)]
 
@@ -208,7 +208,7 @@ def _tables_among(files: Sequence[_File], spec: str) -> list[_File]:
         meant = " or ".join(_pattern_of(file, found, spec) for file in first.values())
         raise FormatError(f"{shown(spec)}: holds tables of {len(first)} kinds, {held}: give {meant}")
     if left := [file.parts for file in files if file not in found]:
-        logger.warning("%s: %d files are not read: %s", shown(spec), len(left), _listed(left))
+        logger.warning("%s: files that are not read: %s", shown(spec), _listed(left))
     return found
 
 
@@ -225,7 +225,7 @@ def _pattern_of(file: _File, files: Sequence[_File], spec: str) -> str:
     return "'" + "/".join([shown(spec).rstrip("/"), *folders, "*" + "".join(file.suffixes[-1:])]) + "'"
 
 
-def _directory_columns(files: Sequence[_File], patterns: Sequence[str]) -> list[dict[str, Array]]:
+def _directory_columns(files: Sequence[_File], patterns: Sequence[str], spec: str) -> list[dict[str, Array]]:
     """Return for each file the value, masked [1], of each column that its directories give.
 
     Of the directories that a pattern names, these are the ones that it writes as ``NAME=``.
@@ -239,9 +239,10 @@ def _directory_columns(files: Sequence[_File], patterns: Sequence[str]) -> list[
         texts.append({unquote(name): unquote(value) for name, equals, value in pairs if name and equals})
     for file, found in zip(files, texts, strict=True):
         if missing := texts[0].keys() ^ found.keys():
+            each = " or ".join(_pattern_of(one, files, spec) for one in (files[0], file))
             raise FormatError(
-                f"{file.path} and {files[0].path}: only one lies in a directory {min(missing)}=...: "
-                "give each kind by a pattern of its own"
+                f"{files[0].path} and {file.path}: only one lies in a directory {min(missing)}=...: "
+                f"give {each if not patterns else 'each kind by a pattern of its own'}"
             )
     columns = {name: _values_of([found[name] for found in texts]) for name in texts[0]}
     return [{name: values[at : at + 1] for name, values in columns.items()} for at in range(len(files))]

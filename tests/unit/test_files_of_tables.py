@@ -103,8 +103,11 @@ def test_nested_directories_and_patterns_of_them(tmp_path: Path) -> None:
 
 def test_a_file_without_such_a_directory_is_refused_by_name(tmp_path: Path) -> None:
     spec = _files(tmp_path, files={"part0.parquet": [1], "dt=x/part.parquet": [2]})
-    with pytest.raises(FormatError, match=r"part0\.parquet and .*dt=x/part\.parquet.*only one .* dt=\.\.\."):
+    message = r"dt=x/part\.parquet and .*part0\.parquet: only one lies in a directory dt=\.\.\."
+    with pytest.raises(FormatError, match=message) as caught:
         open_table(spec, role="edges")
+    assert f"give '{spec}/dt=*/*.parquet' or '{spec}/*.parquet'" in str(caught.value)
+    assert _read(open_table(f"{spec}/dt=*/*.parquet", role="edges")) == {"src": [0], "dst": [2], "dt": ["x"]}
     _parquet(tmp_path / "part0.parquet", dst=[1], dt=["x"])
     os.rename(tmp_path / "part0.parquet", tmp_path / "dt=x" / "part.parquet")
     with pytest.raises(FormatError, match="column 'dt' is in the file and in the name of its directory"):
@@ -123,7 +126,7 @@ def test_what_is_not_read_is_named_once(tmp_path: Path, caplog: pytest.LogCaptur
         assert _read(open_table(spec, role="edges"))["dst"] == [1]
     (record,) = caplog.records
     assert record.getMessage() == (
-        f"{spec}: 4 files are not read: README.md, notes.txt, sub/_temporary/0.parquet, z.h5"
+        f"{spec}: files that are not read: README.md, notes.txt, sub/_temporary/0.parquet, z.h5"
     )
 
 
@@ -216,7 +219,7 @@ def test_files_at_a_uri_are_found_as_those_of_a_disk(
     spec = f"file://{_files(tmp_path, files=files)}"
     with caplog.at_level(logging.WARNING):
         assert _read(open_table(spec, role="edges")) == {"src": [0, 0], "dst": [1, 2], "k": [1, 2]}
-    assert f"{spec}: 1 files are not read: k=2/a.md" in caplog.text
+    assert f"{spec}: files that are not read: k=2/a.md" in caplog.text
     assert _read(open_table(f"{spec}/k=*/*.parquet", role="edges")) == {"src": [0], "dst": [1], "k": [1]}
     assert _read(open_table(f"{spec}/*/p.parquet", role="edges")) == {"src": [0], "dst": [1]}
     assert _read(open_table(f"{spec}/k=1/p.parquet", role="edges")) == {"src": [0], "dst": [1]}
