@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -11,31 +12,38 @@ from typing import Any
 from gigl_loader.graph.schema import EdgeType, NodeType
 from gigl_loader.partition.readers import Table
 from gigl_loader.partition.readers.text_format import CsvFormat
+from gigl_loader.partition.refusals import type_text
 from gigl_loader.partition.roles import Role, end_names, has_type
 from gigl_loader.partition.sources import ColumnOptions, column_sources
 
 TableType = NodeType | EdgeType
 
+_BEFORE_EQUALS = re.compile(r'((?:"(?:[^"]|"")*"|[^"=])*)=(.*)', re.DOTALL)
+
 
 def table_type(text: str) -> TableType:
     """Return a type by its name in options. ``ValueError`` for what is none."""
-    parts = text.split(",")
+    parts = names_of(text)
     if not all(parts) or len(parts) not in (1, 3):
         raise ValueError(f"{text!r} is no type: a node type is one name, an edge type three, with commas")
     return (parts[0], parts[1], parts[2]) if len(parts) == 3 else parts[0]
 
 
-def type_text(kind: TableType) -> str:
-    """Return the name of a type in options."""
-    return kind if isinstance(kind, str) else ",".join(kind)
+def before_equals(value: str) -> tuple[str, str | None]:
+    """Return a value up to its first equals sign outside quotes, and what follows it, if there is one."""
+    found = _BEFORE_EQUALS.fullmatch(value)
+    return (value, None) if found is None else (found[1], found[2])
 
 
 def scope_of(value: str, types: Iterable[TableType]) -> tuple[TableType | None, str]:
     """Return the type that an option's value begins with, and the rest. ``None``: it begins with none."""
-    for kind in sorted(types, key=lambda each: -len(type_text(each))):
-        if value.startswith(f"{type_text(kind)}:"):
-            return kind, value[len(type_text(kind)) + 1 :]
-    return None, value
+    scopes = {f"{text}:": kind for kind in types for text in (type_text(kind), _unquoted(kind))}
+    scope = max((each for each in scopes if value.startswith(each)), key=len, default="")
+    return scopes.get(scope), value[len(scope) :]
+
+
+def _unquoted(kind: TableType) -> str:
+    return kind if isinstance(kind, str) else ",".join(kind)
 
 
 def name_of(text: str, end: str = "=") -> tuple[str, str | None, bool]:

@@ -21,7 +21,7 @@ from gigl_loader.graph.schema import Column, EdgeType, NodeType
 from gigl_loader.partition.readers import TEXT, Kind, Table
 from gigl_loader.partition.readers.arrow_stream import ArrowStreamTable
 from gigl_loader.partition.readers.text_format import CsvFormat
-from gigl_loader.partition.refusals import quoted
+from gigl_loader.partition.refusals import quoted, type_text
 from gigl_loader.partition.roles import Role
 from gigl_loader.partition.sources import ColumnOptions, open_files
 from gigl_loader.tensors import STORAGE_DTYPES
@@ -85,8 +85,8 @@ def check_keys(tables: list[RelationalTable], path: Path) -> None:
 
 def _table(name: str, entry: object, path: Path) -> RelationalTable:
     what = f"{path}: table {name!r}"
-    if not name or set(name) & set(",:="):
-        raise ValueError(f"{what}: a name of a table has no comma, colon or equals sign")
+    if not name:
+        raise ValueError(f"{what}: a table needs a name")
     if not isinstance(entry, dict) or "files" not in entry:
         raise ValueError(f"{what} must be a mapping with files and {', '.join(sorted(_KEYS - {'files'}))}")
     if unknown := sorted(set(map(str, entry)) - _KEYS):
@@ -116,21 +116,22 @@ def with_schema(options: TableOptions, tables: list[RelationalTable]) -> TableOp
         for name in ("nodes", "rename", "drop", "dtypes", "encode", "one_hot", "times", "reverse", "row_ids")
     }
     for table in tables:
-        more["nodes"] += [f"{table.name}={files}" for files in table.files]
+        scope = type_text(table.name)
+        more["nodes"] += [f"{scope}={files}" for files in table.files]
         if table.primary_key is not None and table.primary_key != "id":
-            more["rename"].append(f"{table.name}:{quoted(table.primary_key)}=id")
+            more["rename"].append(f"{scope}:{quoted(table.primary_key)}=id")
         if table.primary_key is None:
-            more["row_ids"].append(table.name)
+            more["row_ids"].append(scope)
         if table.time is not None:
-            more["times"].append(f"{table.name}:{_TIME}")
+            more["times"].append(f"{scope}:{_TIME}")
             if table.time != _TIME:
-                more["rename"].append(f"{table.name}:{quoted(table.time)}={_TIME}")
+                more["rename"].append(f"{scope}:{quoted(table.time)}={_TIME}")
         for column in table.foreign_keys:
-            more["reverse"].append(",".join(table.edge_type(column)))
+            more["reverse"].append(type_text(table.edge_type(column)))
         for column, kind in {**table.types, **dict.fromkeys(table.foreign_keys, "drop")}.items():
             if column != table.primary_key:
                 option, value = _TYPES.get(kind, ("dtypes", f"={kind}"))
-                more[option].append(f"{table.name}:{quoted(column)}{value}")
+                more[option].append(f"{scope}:{quoted(column)}{value}")
     merged: dict[str, Any] = {name: [*added, *getattr(options, name)] for name, added in more.items()}
     return replace(options, **merged)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from gigl_loader.cli.build_options import TableOptions
-from gigl_loader.cli.column_options import OptionsByTable, TableType, column_of, table_type, type_text
+from gigl_loader.cli.column_options import OptionsByTable, TableType, before_equals, column_of, table_type
 from gigl_loader.cli.joined_files import with_joined
 from gigl_loader.cli.manifests import with_manifest
 from gigl_loader.cli.schema_file import foreign_key_edges, read_schema_file, with_schema
@@ -32,6 +33,7 @@ from gigl_loader.partition.files import is_query
 from gigl_loader.partition.owner_tables import TableAssigner, owners_from_files
 from gigl_loader.partition.readers import TEXT, Table
 from gigl_loader.partition.readers.text_format import CsvFormat
+from gigl_loader.partition.refusals import type_text
 from gigl_loader.partition.reversed_edges import with_reverse_edges
 from gigl_loader.partition.roles import Role
 from gigl_loader.partition.sources import (
@@ -78,7 +80,8 @@ def open_tables(options: TableOptions) -> GraphTables:
     ):
         for value in values:
             scoped.add(option, value, kind)
-    for node_type in options.row_ids:
+    row_ids = [node_type for each in options.row_ids if isinstance(node_type := table_type(each), str)]
+    for node_type in row_ids:
         scoped.number_rows(node_type)
     foreign_keys = foreign_key_edges(relational, scoped.csv_of)
     seen: list[str] = []
@@ -99,7 +102,7 @@ def open_tables(options: TableOptions) -> GraphTables:
     for node_type, fractions in _fractions(options.split_nodes).items():
         table = node_tables.get(node_type, NodeTable())
         node_tables[node_type] = replace(table, fractions=fractions)
-    for node_type in options.row_ids:
+    for node_type in row_ids:
         node_tables[node_type] = _with_row_ids(node_tables, node_type)
     tables = GraphTables(
         edges={
@@ -246,12 +249,12 @@ def _labels(options: Sequence[str]) -> dict[EdgeType, list[str]]:
     """Group ``--labels SRC,REL,DST[:negative]=FILES`` by label set."""
     found: dict[EdgeType, list[str]] = {}
     for option in options:
-        left, equals, files = option.partition("=")
-        scope, colon, sign = left.partition(":")
+        left, files = before_equals(option)
+        scope = left.removesuffix(":negative")
         key = table_type(scope)
-        if isinstance(key, str) or not equals or not files or (colon and sign != "negative"):
+        if isinstance(key, str) or not files or ":" in _outside_quotes(scope):
             raise ValueError(f"--labels {option}: write --labels SRC,REL,DST[:negative]=FILES")
-        found.setdefault(label_list(key, "negative" if colon else "positive"), []).append(files)
+        found.setdefault(label_list(key, "positive" if scope == left else "negative"), []).append(files)
     return found
 
 
@@ -259,11 +262,11 @@ def _reverses(options: Sequence[str]) -> dict[EdgeType, EdgeType]:
     """Return the type of the reversed edges for each ``--reverse TYPE[=NAME]``."""
     found: dict[EdgeType, EdgeType] = {}
     for option in options:
-        left, equals, right = option.partition("=")
+        left, right = before_equals(option)
         kind = table_type(left)
         if isinstance(kind, str):
             raise ValueError(f"--reverse {option}: {left!r} is no edge type; write SRC,REL,DST[=NAME]")
-        name = table_type(right) if equals else reverse_name(kind)
+        name = table_type(right) if right is not None else reverse_name(kind)
         found[kind] = (kind[2], name, kind[0]) if isinstance(name, str) else name
     return found
 
@@ -344,8 +347,8 @@ def _by_type(values: Sequence[str], option: str) -> dict[TableType, list[str]]:
     found: dict[TableType, list[str]] = {}
     edges = option == "--edges"
     for value in values:
-        left, equals, right = value.partition("=")
-        if equals and right and "/" not in left and not is_query(value):
+        left, right = before_equals(value)
+        if right and "/" not in _outside_quotes(left) and not is_query(value):
             key = table_type(left)
         else:
             key, right = (HOMOGENEOUS_EDGE if edges else HOMOGENEOUS_NODE), value
@@ -358,13 +361,17 @@ def _by_type(values: Sequence[str], option: str) -> dict[TableType, list[str]]:
     return found
 
 
+def _outside_quotes(text: str) -> str:
+    return re.sub('".*?"', "", text)
+
+
 def _splits(values: Sequence[str], scoped: OptionsByTable) -> Mapping[NodeType, dict[str, Table]]:
     found: dict[NodeType, dict[str, Table]] = {}
     for value in values:
-        left, equals, files = value.partition("=")
+        left, files = before_equals(value)
         scope, colon, name = left.rpartition(":")
         key = table_type(scope) if colon else HOMOGENEOUS_NODE
-        if not equals or not name or not files or not isinstance(key, str):
+        if not name or not files or not isinstance(key, str):
             raise ValueError(f"--split {value}: write --split [TYPE:]NAME=FILE")
         found.setdefault(key, {})[name] = _split_table(files, key, scoped)
     return found
@@ -395,14 +402,15 @@ def read_assigner(values: Sequence[str], options: TableOptions) -> Assigner | Gr
     of_csv = ColumnOptions(csv=csv_format(options))
     files: dict[NodeType, str] = {}
     for value in values:
-        node_type, equals, each = value.partition("=")
-        if not equals or "/" in node_type:
+        left, each = before_equals(value)
+        if each is None or "/" in _outside_quotes(left):
             if len(values) > 1:
                 raise ValueError(f"--assigner {value}: of several, each is TYPE=FILES")
             named = assigner_named(value)
             of_files = isinstance(named, TableAssigner)
             return owners_from_files(value, options=of_csv) if of_files else named
-        if not node_type or not each or node_type in files:
+        node_type = table_type(left) if left else ""
+        if not node_type or not each or node_type in files or not isinstance(node_type, str):
             raise ValueError(f"--assigner {value}: write --assigner [TYPE=]FILES, once for each type")
         files[node_type] = each
     return owners_from_files(files, options=of_csv)

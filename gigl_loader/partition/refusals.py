@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 
 from gigl_loader.errors import FormatError
+from gigl_loader.graph.schema import EdgeType, NodeType
 
 
 class OptionsNeeded(FormatError, ValueError):
@@ -27,4 +28,14 @@ class OptionsNeeded(FormatError, ValueError):
 
 def quoted(name: str) -> str:
     """Return the name of a column as options write it: in double quotes if it has a character of theirs."""
-    return '"' + name.replace('"', '""') + '"' if set(name) & set('=,:"*?[') else name
+    return _in_quotes(name) if set(name) & set('=,:"*?[') else name
+
+
+def type_text(kind: NodeType | EdgeType) -> str:
+    """Return a type as options write it: names with a character of theirs are in double quotes."""
+    names = [kind] if isinstance(kind, str) else kind
+    return ",".join(_in_quotes(name) if set(name) & set('=,:"/') else name for name in names)
+
+
+def _in_quotes(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

@@ -29,6 +29,7 @@ from gigl_loader.partition.declared import (
 )
 from gigl_loader.partition.readers import TEXT, Kind, Table
 from gigl_loader.partition.readers.shards import stamp_of
+from gigl_loader.partition.refusals import type_text
 from gigl_loader.partition.roles import Role, relation_column
 from gigl_loader.partition.sources import is_stream, open_table
 from gigl_loader.partition.typed_rows import names_types_in_rows, tables_by_type
@@ -304,7 +305,7 @@ def option_for(tables: GraphTables, kind: NodeType | EdgeType, value: str, *, ty
     """Return the value of an option for one table. In a homogeneous graph, it names the type if ``typed``."""
     if tables.homogeneous and not typed:
         return value
-    return f"{kind if isinstance(kind, str) else ','.join(kind)}:{value}"
+    return f"{type_text(kind)}:{value}"
 
 
 def known_columns(

@@ -149,3 +149,15 @@ def test_a_primary_key_may_be_a_foreign_key(folder: Path) -> None:
     with DistNeighborLoader(dataset, [5], ("product", [20]), num_workers=0) as loader:
         [batch] = loader
     assert (batch["weight"].n_id.tolist(), batch["weight"].kg.tolist()) == ([20], [0.5])
+
+
+@pytest.mark.parametrize("name", ["a/b", "a=b", "a,b", "a:b"])
+def test_names_of_tables_may_be_odd(folder: Path, name: str) -> None:
+    (folder / "uses.csv").write_text("pid\n20\n10\n")
+    (folder / "graph.yaml").write_text(
+        f"tables: {{'{name}': {{files: products.csv, primary_key: pid}}, "
+        f"use: {{files: uses.csv, foreign_keys: {{pid: '{name}'}}}}}}"
+    )
+    _partition(folder)
+    schema = DistDataset.open(folder / "graph").schema
+    assert (schema.nodes[name].count, schema.edges["use", "f2p_pid", name].count) == (2, 2)

@@ -21,7 +21,7 @@ from gigl_loader.graph.folder import is_uri
 from gigl_loader.graph.schema import Column, EdgeType, NodeType
 from gigl_loader.partition.readers import Table
 from gigl_loader.partition.readers.npy_table import npy_table
-from gigl_loader.partition.refusals import quoted
+from gigl_loader.partition.refusals import quoted, type_text
 from gigl_loader.partition.sources import ColumnOptions, open_files
 from gigl_loader.regular_files import read_whole
 from gigl_loader.strict_json import read_json
@@ -29,8 +29,6 @@ from gigl_loader.strict_json import read_json
 logger = logging.getLogger(__name__)
 
 _MAX_BYTES = 64 << 20
-RESERVED = frozenset(",:=/")
-"""Characters that end a type in an option."""
 _OF_COLUMNS = ("rename", "stack", "dtypes", "fill", "encode", "one_hot", "weights", "times")
 
 
@@ -134,8 +132,6 @@ class Listing:
         self, option: str, kind: NodeType | EdgeType, name: str, value: str = "", *, source: str = ""
     ) -> None:
         """Add an option for a column, such as ``dtypes``. ``source``: its name in the file."""
-        if "=" in name and option != "drop":
-            raise ValueError(f"{self.path}: column {name!r}: a name of a column has no equals sign")
         self._columns.append(_Column(option, self.scope(kind), name, value, source or name))
 
     def rename(self, kind: NodeType | EdgeType, name: str, new: str) -> None:
@@ -145,11 +141,7 @@ class Listing:
 
     def names(self, kind: NodeType | EdgeType, columns: Sequence[str]) -> None:
         """Name the columns of text files without a header line."""
-        if wrong := next((name for name in columns if set(name) & set(",:=")), None):
-            raise ValueError(
-                f"{self.path}: column {wrong!r}: a name of a column has no comma, colon or equals"
-            )
-        self.add("csv_columns", f"{self.scope(kind)}:{','.join(columns)}")
+        self.add("csv_columns", f"{self.scope(kind)}:{','.join(map(quoted, columns))}")
 
     def delimiter(self, delimiter: str, file: str) -> None:
         """Set the delimiter of the text files. ``ValueError`` where two files have different ones."""
@@ -188,10 +180,9 @@ class Listing:
 
     def scope(self, kind: NodeType | EdgeType) -> str:
         """Return a type as options name it."""
-        names = [kind] if isinstance(kind, str) else kind
-        if wrong := next((name for name in names if not name or RESERVED & set(name)), None):
-            raise ValueError(f"{self.path}: type {wrong!r}: a name of a type has no comma, colon, = or /")
-        return ",".join(names)
+        if not kind or not all(kind):
+            raise ValueError(f"{self.path}: a type without a name, {kind!r}")
+        return type_text(kind)
 
     def options(self) -> TableOptions:
         """Return the options of the command line and, where they say nothing else, those of the manifest."""

@@ -11,7 +11,6 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gigl_loader.cli.manifests.listing import RESERVED
 from gigl_loader.cli.table_options import csv_format
 from gigl_loader.graph.schema import EdgeType, NodeType
 
@@ -179,7 +178,7 @@ def _edge_type(listing: Listing, source: _Source, types: Mapping[_Source, NodeTy
     ends = [_end(listing, source, role, types) for role in ("START_ID", "END_ID")]
     relations = set[str]().union(*source.values(listing, _relation(source)))
     single = next(iter(relations), source.name)
-    return ends[0], "@TYPE" if len(relations) > 1 or RESERVED & set(single) else single, ends[1]
+    return ends[0], "@TYPE" if len(relations) > 1 or set(single) & set("@#") else single, ends[1]
 
 
 def _relation(source: _Source) -> str:

@@ -32,7 +32,7 @@ def read(listing: Listing) -> None:
 def _table(listing: Listing, file: Path) -> RelationalTable:
     primary, foreign, time = (_value(file, pq.read_schema(file).metadata or {}, key) for key in _KEYS)
     return RelationalTable(
-        listing.scope(file.stem),
+        file.stem,
         (str(file),),
         None if primary is None else str(primary),
         {str(column): str(target) for column, target in (foreign or {}).items()},
