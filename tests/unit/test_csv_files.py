@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import gzip
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gigl_loader import FormatError
-from gigl_loader.partition import ColumnOptions, open_table
-from gigl_loader.partition.readers.text_format import CsvFormat
+from gigl_loader.graph import MemoryFolder
+from gigl_loader.partition import ColumnOptions, GraphTables, build_graph, open_table
+from gigl_loader.partition.readers.text_format import CsvFormat, only_integers
 
 
 def rows_of(path: Path, form: CsvFormat = CsvFormat(), **options: Any) -> dict[str, list[Any]]:  # noqa: B008
@@ -143,3 +145,42 @@ def test_a_column_that_changes_its_type_names_the_line(tmp_path: Path) -> None:
         file.write("300000,0.5\n")
     with pytest.raises(FormatError, match=r"n\.csv, line 300003, column 'x': .*'0\.5'"):
         rows_of(path)
+
+
+LATE = {
+    "a zero": "07,3",
+    "a fraction": "3.7,4",
+    "a sign": "1-2,3",
+    "too large": f"{1 << 63},1",
+    "a word": "x,1",
+    "a header": "src,dst\ny,2",
+}
+
+
+@pytest.mark.parametrize("case", LATE)
+def test_files_of_integers_alone_are_checked_as_others_are(tmp_path: Path, case: str) -> None:
+    path, kind = tmp_path / "e.csv", ("node", "to", "node")
+    path.write_text("src,dst\n" + f"{1 << 60},2\n" * 210_000)
+    build_graph(GraphTables({kind: open_table(str(path), role="edges")}), MemoryFolder())
+    with path.open("a") as file:
+        file.write(f"{LATE[case]}\n")
+    with pytest.raises(FormatError, match=r"e\.csv, line 21000[23], column 'src'"):
+        build_graph(GraphTables({kind: open_table(str(path), role="edges")}), MemoryFolder())
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("1,2\n30,-4\n0,-0\n,5", True),
+        ("1,02\n", False),
+        ("01,2\n", False),
+        ("1,2\n-07,1", False),
+        ("1,2.5\n", False),
+        ("1, 2\n", False),
+        ("1,2\r\n", False),
+    ],
+)
+def test_which_texts_are_plain_integers(monkeypatch: pytest.MonkeyPatch, text: str, *, plain: bool) -> None:
+    for size in (1, 2, 3, 1 << 18):
+        monkeypatch.setattr("gigl_loader.partition.readers.text_format._SCAN_BYTES", size)
+        assert only_integers(io.BytesIO(text.encode()), b",") is plain

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+import numpy as np
+
 from gigl_loader.errors import FormatError
 from gigl_loader.regular_files import open_regular
 
@@ -26,6 +28,7 @@ BLANKS = " "
 _DELIMITERS = (",", "\t", ";", "|", "::", BLANKS)
 _BY_ENDING = {".csv": ",", ".tsv": "\t", ".psv": "|"}
 _SAMPLE_LINES = 200
+_SCAN_BYTES = 1 << 18
 _MAX_VALUE_BYTES = 1 << 30
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2", b"\xfd7zXZ": "xz"}
@@ -190,6 +193,21 @@ def layout_of(path: Path | RemotePath, form: CsvFormat) -> TextLayout:
         row_bytes=max(len(head) / max(len(lines), 1), 1.0),
         is_utf16=encoding_of(head, form) == "utf-16",
     )
+
+
+def only_integers(file: BinaryIO, delimiter: bytes) -> bool:
+    """Return whether lines have only digits, signs and delimiters, and no number begins with a zero."""
+    allowed = b"0123456789-\n" + delimiter
+    before = b"\n"
+    if delimiter >= b"0":  # What is less than a digit ends a value.
+        return False
+    while piece := file.read(_SCAN_BYTES):
+        data = np.frombuffer(before + piece, np.uint8)
+        begins = (data[:-2] < ord("0")) & (data[1:-1] == ord("0")) & (data[2:] >= ord("0"))
+        if begins.any() or piece.translate(None, allowed):
+            return False
+        before = data[-2:].tobytes()
+    return True
 
 
 def _read_up_to(file: BinaryIO, count: int) -> bytes:

@@ -48,6 +48,7 @@ from gigl_loader.partition.readers.text_format import (
     CsvFormat,
     encoding_of,
     layout_of,
+    only_integers,
     open_bytes,
 )
 from gigl_loader.tensors import STORAGE_DTYPES
@@ -94,7 +95,7 @@ class TextTable(SqlTable):
         self._new = columns_of(self._layout.names)
         self._columns: dict[str, TextColumn] = {}
         self._piped = self._must_be_piped()
-        self._knows_headers = False
+        self._knows_headers = self._is_plain = False
         self.columns: dict[str, Kind] = dict.fromkeys(self._layout.names, TEXT)
         if self._layout.num_comments:
             count = self._layout.num_comments
@@ -146,13 +147,28 @@ class TextTable(SqlTable):
     def where(self, column: str, row: int) -> str:
         return f"{self.name}, line {self._line(row)}, column {column!r}"
 
+    def convert(self, path: Path, *, memory_bytes: int, threads: int) -> None:
+        self._is_plain = not self._piped and self._layout.compression is None and self._has_plain_integers()
+        super().convert(path, memory_bytes=memory_bytes, threads=threads)
+
+    def _has_plain_integers(self) -> bool:
+        """Whether all values are integers by their characters, which DuckDB then need not check."""
+        delimiter = self._layout.delimiter
+        if {(each.reading, each.kind) for each in self._columns.values()} != {("integer", Column("I64"))}:
+            return False
+        with open_bytes(self._path) as file:
+            for _ in range(self._layout.skipped):
+                file.readline()
+            return len(delimiter) == 1 and only_integers(file, delimiter.encode())
+
     @contextmanager
     def _selecting(self, names: Sequence[str]) -> Iterator[str]:
         places = {name: at for at, name in enumerate(self._columns)}
-        chosen = [
-            f"{self._columns[name].sql(f'c{places[name]}', places[name])} AS {alias(at)}"
-            for at, name in enumerate(names)
-        ]
+        values = {
+            name: f"CAST(c{at} AS BIGINT)" if self._is_plain else self._columns[name].sql(f"c{at}", at)
+            for name, at in places.items()
+        }
+        chosen = [f"{values[name]} AS {alias(at)}" for at, name in enumerate(names)]
         with self._source() as source:
             yield f"SELECT {', '.join(chosen) or '1'} FROM {source}"
 
@@ -175,6 +191,8 @@ class TextTable(SqlTable):
     def _is_row(self) -> str:
         """Return the condition in SQL on rows: no header line that comes again, and no empty line."""
         again, filled = self._is_header(), "c0 IS NOT NULL" if len(self._layout.names) == 1 else "true"
+        if self._is_plain:
+            return filled
         if self._knows_headers:
             return f"({again}) IS NOT TRUE AND {filled}"
         return f"CASE WHEN {again} THEN error({literal(_HEADER)}) ELSE {filled} END"
@@ -276,6 +294,9 @@ class TextTable(SqlTable):
 
     def _explained(self, error: Exception) -> Exception | None:
         text = str(error)
+        if self._is_plain:
+            self._is_plain = False
+            return None
         if _HEADER in text:
             self._knows_headers = True
             count = self._fetched(f"SELECT count(*) AS n FROM {{}} AND ({self._is_header()})", where="true")
