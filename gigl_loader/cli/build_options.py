@@ -114,6 +114,12 @@ class TableOptions:
     dtypes: Annotated[
         list[str], typer.Option("--dtype", help="[TYPE:]COLUMN=DTYPE: convert, e.g. x=float16.")
     ] = field(default_factory=list)
+    vector: Annotated[
+        list[str],
+        typer.Option(
+            help="[TYPE:]COLUMN[=LENGTH]: vectors of lists of numbers (0.1;0.2), padded or cut to a length."
+        ),
+    ] = field(default_factory=list)
     fill: Annotated[
         list[str],
         typer.Option(help="[TYPE:]COLUMN=VALUE or =mean: fill missing values, e.g. 'age=mean'."),

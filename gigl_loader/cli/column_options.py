@@ -113,6 +113,12 @@ class OptionsByTable:
             self.by_type[key] = _with(found, kind, (*getattr(found, kind), *names))
             return
         name, rest, quoted = name_of(text)
+        if kind == "vector":
+            if not name or not (rest is None or rest.isdecimal()):
+                raise ValueError(f"{option} {value}: write {option} [TYPE:]COLUMN or [TYPE:]COLUMN=LENGTH")
+            length = None if rest is None else int(rest)
+            self.by_type[key] = _with(found, kind, {**found.vector, name: length})
+            return
         if not rest or not (name or kind == "rename"):  # An index of pandas has no name.
             raise ValueError(f"{option} {value}: write {option} [TYPE:]NAME=VALUE")
         if quoted and kind == "fill":
@@ -151,6 +157,7 @@ class OptionsByTable:
             rename={**shared.rename, **own.rename},
             stack={**shared.stack, **own.stack},
             drop=(*shared.drop, *own.drop),
+            vector={**shared.vector, **own.vector},
             dtypes={**shared.dtypes, **own.dtypes},
             csv=self.csv_of(key, role),
             type=key,
@@ -177,14 +184,21 @@ class OptionsByTable:
         final = column_sources(table, role=role, options=options)
         dtypes = {name: dtype for name, dtype in shared.dtypes.items() if name in final}
         fill = {name: value for name, value in shared.fill.items() if _matches(name, [*names, *final])}
-        return replace(options, dtypes=dtypes | dict(own.dtypes), fill=fill | dict(own.fill))
+        vector = {name: each for name, each in shared.vector.items() if name in {*names, *final}}
+        return replace(
+            options,
+            dtypes=dtypes | dict(own.dtypes),
+            fill=fill | dict(own.fill),
+            vector=vector | dict(own.vector),
+        )
 
     def require_used(self, keys: Iterable[TableType], columns: Iterable[str]) -> None:
         """Raise ``ValueError`` for options that apply to nothing."""
         known, names = set(keys), set(columns)
         shared = self.by_type.get(None, ColumnOptions())
         stacked = [pattern.strip() for listed in shared.stack.values() for pattern in listed.split(",")]
-        exact = [name for name in (*shared.rename, *shared.dtypes) if name not in names]
+        given = (*shared.rename, *shared.dtypes, *shared.vector)
+        exact = [name for name in given if name not in names]
         patterns = [each for each in (*stacked, *shared.drop, *shared.fill) if not _matches(each, names)]
         if unmatched := [*exact, *patterns]:
             listed = ", ".join(map(repr, dict.fromkeys(unmatched)))

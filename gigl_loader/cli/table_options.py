@@ -74,6 +74,7 @@ def open_tables(options: TableOptions) -> GraphTables:
         ("--drop", options.drop, "drop"),
         ("--dtype", options.dtypes, "dtypes"),
         ("--fill", options.fill, "fill"),
+        ("--vector", options.vector, "vector"),
         ("--csv-columns", options.csv_columns, "csv_columns"),
         ("", (*options.encode, *options.one_hot, *options.quantize), "keep"),
         ("", (*options.weights, *options.times), "keep"),

@@ -34,6 +34,8 @@ _END_WORDS: Mapping[str, frozenset[str]] = {
 }
 """Words in the names of columns that are likely to be the ends."""
 _RELATION_WORDS = frozenset({"relation", "rel", "predicate", "type", "kind", "edge", "action"})
+_FIRST_ROWS = 1000
+"""Rows whose texts may be lists of numbers."""
 
 
 @dataclass(slots=True)
@@ -417,10 +419,23 @@ def _find_unkept_columns(tables: GraphTables, faults: _Faults) -> None:
         for name, held in unkept.items():
             what = f"holds {held}, not numbers" if name else "has no name"
             faults.problems.append(f"{table.name}, column {name!r}: {what}")
-        if unkept:
-            elsewhere = {name for other, (each, _) in given.items() if other != kind for name in each.columns}
-            listed = ",".join(quoted(source_of(table, name)) for name in unkept)
-            typed = not elsewhere.isdisjoint(unkept)
-            dropped[option_for(tables, kind, listed, typed=typed)] = None
+        elsewhere = {name for other, (each, _) in given.items() if other != kind for name in each.columns}
+        vectors = [name for name in unkept if _holds_vectors(table, name)]
+        for name in vectors:
+            named = quoted(source_of(table, name))
+            faults.options += ["--vector", option_for(tables, kind, named, typed=name in elsewhere)]
+        if left := [name for name in unkept if name not in vectors]:
+            listed = ",".join(quoted(source_of(table, name)) for name in left)
+            dropped[option_for(tables, kind, listed, typed=not elsewhere.isdisjoint(left))] = None
     faults.problems[:] = dict.fromkeys(faults.problems)
     faults.options += [each for option in dropped for each in ("--drop", option)]
+
+
+def _holds_vectors(table: Table, name: str) -> bool:
+    """Return whether the first texts of a column are lists of numbers, all of one length."""
+    if table.columns[name] != TEXT or isinstance(reader_of(table), ArrayTable):
+        return False
+    from gigl_loader.partition.readers.vector_cells import common_length
+
+    chunk = next(iter(table.read([name], _FIRST_ROWS)), {name: np.empty(0, object)})
+    return common_length(chunk[name]) is not None

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     OpenText: TypeAlias = Callable[[Path | RemotePath], Table]
     """Opens a text file of a table."""
+    LengthsOf: TypeAlias = Callable[[Iterable[str]], Mapping[str, int | None]]
+    """Returns the columns, of these, that become vectors, with their lengths. ``None``: that of the first."""
 
 logger = logging.getLogger(__name__)
 
@@ -101,16 +103,17 @@ def is_query(text: str) -> bool:
     return re.match(r"\s*(select|with|from)\s", text, re.IGNORECASE) is not None
 
 
-def open_spec(spec: str, role: str, open_text: OpenText) -> list[Table]:
+def open_spec(spec: str, role: str, open_text: OpenText, lengths_of: LengthsOf | None = None) -> list[Table]:
     """Open the files that a text names: a file, a pattern, a directory, a URI or a list of ``.npy`` files.
 
     ``role`` is that of the table. Files come in the order of their paths. A directory is read with all below
-    it, and ``NAME=VALUE`` in names of directories is a column.
+    it, and ``NAME=VALUE`` in names of directories is a column. ``lengths_of`` gives the number of
+    elements that lists of numbers get.
     """
     if is_query(spec):
         from gigl_loader.partition.readers.query_table import QueryTable
 
-        return [QueryTable(spec)]
+        return [_with_lengths(QueryTable(spec), lengths_of)]
     listed = spec.split(",")
     if all(each.endswith(".npy") for each in listed) and not glob.has_magic(spec) and not is_uri(spec):
         return [_open_npy(spec, listed, role)]
@@ -128,6 +131,7 @@ def open_spec(spec: str, role: str, open_text: OpenText) -> list[Table]:
     files = sorted(files, key=lambda file: file.parts)
     values = _directory_columns(files, patterns, spec)
     tables = [_open_file(file, role, open_text) for file in files]
+    tables = [table if columns else _with_lengths(table, lengths_of) for table in tables]
     return [_WithDirectories(*each) if each[1] else each[0] for each in zip(tables, values, strict=True)]
 
 
@@ -313,6 +317,14 @@ def _open_file(file: _File, role: str, open_text: OpenText) -> Table:
             raise ValueError(f"{path}: .npy files are read from a disk: copy it to one")
         return _open_npy(str(path), [str(path)], role)
     return open_text(path)
+
+
+def _with_lengths(table: Table, lengths_of: LengthsOf | None) -> Table:
+    if lengths_of is None:
+        return table
+    from gigl_loader.partition.readers.arrow import with_lengths
+
+    return with_lengths(table, lengths_of(table.columns))
 
 
 def _kind_by_content(file: _File) -> str:

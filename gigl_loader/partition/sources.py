@@ -56,6 +56,10 @@ class ColumnOptions:
     fill: Mapping[str, str] = field(default_factory=dict)
     """Column, or a pattern, under its name in the file or its new one, to the value of rows that have none: a
     number, a date, ``true``, ``false``, or ``mean`` for the mean of the values that are there."""
+    vector: Mapping[str, int | None] = field(default_factory=dict)
+    """Column, under its name in the file or its new one, of texts that are lists of numbers, or of lists that
+    differ in length, to the length of its vectors: zeros are added, or elements cut off. ``None``: all lists
+    have the length of the first."""
     dtypes: Mapping[str, str] = field(default_factory=dict)
     """Column, under its new name, to a dtype such as ``float32`` or ``F16``, or to ``text`` (of ids)."""
 
@@ -77,6 +81,8 @@ class ColumnOptions:
                 listed = ", ".join(known)
                 raise ValueError(f"column {column!r}: unknown dtype {self.dtypes[column]!r}; known: {listed}")
         object.__setattr__(self, "dtypes", names)
+        if wrong := [length for length in self.vector.values() if length is not None and length < 1]:
+            raise ValueError(f"vectors have a length of at least 1, got {wrong[0]}")
 
 
 def is_stream(table: object) -> TypeIs[ArrowStream]:
@@ -98,20 +104,24 @@ def open_table(
     """
     options = options or ColumnOptions()
     if is_stream(specs):
+        from gigl_loader.partition.readers.arrow import with_lengths
         from gigl_loader.partition.readers.arrow_stream import ArrowStreamTable
 
-        return name_columns(ArrowStreamTable(specs, f"table of {role}"), role=role, options=options)
+        stream = ArrowStreamTable(specs, f"table of {role}")
+        table = with_lengths(stream, _vectors(stream.columns, role, options))
+        return name_columns(table, role=role, options=options)
     return name_columns(open_files(specs, role=role, options=options), role=role, options=options)
 
 
 def open_files(specs: str | Sequence[str], *, role: Role, options: ColumnOptions) -> Table:
     """Open the files of a table, with the columns as they are called there.
 
-    Of the options, only what a reader must know beforehand is used: the dtypes of CSV columns.
+    Of the options, only what a reader must know beforehand is used: dtypes of CSV columns, lengths of lists.
     """
     listed = [specs] if isinstance(specs, str) else list(specs)
     open_text = _text_reader(role, options)
-    tables = [table for spec in listed for table in open_spec(spec, role, open_text)]
+    lengths_of = partial(_vectors, role=role, options=options) if options.vector else None
+    tables = [table for spec in listed for table in open_spec(spec, role, open_text, lengths_of)]
     first = getattr(tables[0], "only_row", None) or {}
     if options.csv.columns and len(tables) > 1 and first and set(tables[0].columns.values()) == {TEXT}:
         raise FormatError(
@@ -123,6 +133,7 @@ def open_files(specs: str | Sequence[str], *, role: Role, options: ColumnOptions
 
 def name_columns(table: Table, *, role: Role, options: ColumnOptions) -> Table:
     """Return the table with its columns renamed, stacked, dropped and converted."""
+    table = _with_vectors(table, role=role, options=options)
     projections = column_sources(table, role=role, options=options)
     _require_columns(
         table, [name for name in options.dtypes if name not in projections], "to convert", projections
@@ -137,6 +148,26 @@ def name_columns(table: Table, *, role: Role, options: ColumnOptions) -> Table:
     named = filled if same else ProjectedTable(filled, projections)
     _tell(named, {name: why for name in table.columns if (why := _why_left_out(name, options))}, options)
     return named
+
+
+def _with_vectors(table: Table, *, role: Role, options: ColumnOptions) -> Table:
+    """Return the table with vectors in place of the lists that options name."""
+    if not options.vector:
+        return table
+    from gigl_loader.partition.vector_table import VectorTable
+
+    new = new_columns(list(table.columns), role=role, options=options)
+    names = {*table.columns, *(each.name for each in new.values())}
+    missing = [name for name in options.vector if name not in names]
+    _require_columns(table, missing, "to read as vectors", table.columns)
+    return VectorTable(table, _vectors(list(table.columns), role, options), new)
+
+
+def _vectors(names: Iterable[str], role: Role, options: ColumnOptions) -> dict[str, int | None]:
+    """Return the columns of a file that become vectors, with their lengths."""
+    new = new_columns(list(names), role=role, options=options)
+    found = {name: {name, each.name} & options.vector.keys() for name, each in new.items()}
+    return {name: options.vector[min(keys)] for name, keys in found.items() if keys}
 
 
 def _fills(table: Table, projections: Mapping[str, Projection], options: ColumnOptions) -> dict[str, str]:
@@ -198,7 +229,11 @@ def is_left_out(name: str, options: ColumnOptions) -> bool:
 
 def _text_reader(role: Role, options: ColumnOptions) -> OpenText:
     """Return what opens a text file of a table."""
-    columns_of = partial(new_columns, role=role, options=options)
+
+    def columns_of(names: Sequence[str]) -> dict[str, NewColumn]:
+        vectors = _vectors(names, role, options)
+        found = new_columns(names, role=role, options=options)
+        return {name: replace(new, dtype="TEXT") if name in vectors else new for name, new in found.items()}
 
     def opened(path: Path | RemotePath) -> Table:
         from gigl_loader.partition.readers.text_table import TextTable

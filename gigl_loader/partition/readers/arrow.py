@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from gigl_loader.arrays import Array, first_true
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column
-from gigl_loader.partition.readers import TEXT, Kind
+from gigl_loader.partition.readers import TEXT, Kind, Table
 from gigl_loader.tensors import STORAGE_DTYPES
 
 Where = Callable[[int], str]
@@ -33,7 +33,24 @@ _NUMBERS = {
     pa.int64(): "I64",
     pa.float64(): "F64",
 }
+LENGTHS: Kind = "lengths"
+"""Lists of which only the lengths are read."""
 _NANOSECONDS = {"d": 86_400 * 10**9, "s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedColumn(Column):
+    """Lists of any length: zeros are added, or elements cut off, where they do not have that of ``shape``."""
+
+
+def with_lengths(table: Table, lengths: Mapping[str, int | None]) -> Table:
+    """Return a reader of Arrow, whose lists of numbers in these columns get that many elements."""
+    reader: Any = table
+    for name, length in lengths.items():
+        kind = table.columns[name]
+        if length is not None and isinstance(kind, Column) and len(kind.shape) == 1:
+            reader.columns = {**reader.columns, name: PaddedColumn(kind.dtype, (length,), kind.unit)}
+    return table
 
 
 def is_ragged(dtype: Any) -> bool:
@@ -69,6 +86,8 @@ def to_numpy(array: Any, kind: Kind, where: Where) -> Array:
     Decimals become float64, those without a scale int64. Missing texts become empty, missing numbers are
     masked (``np.ma``), as are all numbers of a missing list.
     """
+    if kind == LENGTHS:
+        return np.asarray(pc.list_value_length(array).to_numpy(zero_copy_only=False))
     if not isinstance(kind, Column):
         array = _without_views(_decoded(array))
         texts = np.empty(len(array), dtype=object)
@@ -79,6 +98,8 @@ def to_numpy(array: Any, kind: Kind, where: Where) -> Array:
         return texts
     if len(array) == 0:
         return np.empty((0, *kind.shape), dtype=STORAGE_DTYPES[kind.dtype])
+    if isinstance(kind, PaddedColumn):
+        array = _padded(array, kind.shape[0])
     values = _values(array, kind.shape, where).reshape(len(array), *kind.shape)
     return values if isinstance(values, np.ma.MaskedArray) else np.ascontiguousarray(values)
 
@@ -153,7 +174,22 @@ def _nanoseconds(array: Any, where: Where) -> Array:
     return counts * _NANOSECONDS[unit]
 
 
+def _padded(array: Any, width: int) -> Any:
+    """Return lists of ``width`` elements."""
+    lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
+    flat, places = array.flatten(), np.arange(width)
+    zero = pa.Array.from_buffers(flat.type, 1, [None, pa.py_buffer(bytes(16))])
+    begins = np.cumsum(lengths) - lengths
+    taken = np.where(places < lengths[:, None], begins[:, None] + places, len(flat))
+    values = pa.concat_arrays([flat, zero]).take(pa.array(taken.reshape(-1)))
+    offsets = pa.array(width * np.arange(len(array) + 1))
+    return pa.LargeListArray.from_arrays(offsets, values, mask=array.is_null())
+
+
 def _refuse_ragged(array: Any, width: int, where: Where) -> None:
     lengths = pc.list_value_length(array).to_numpy(zero_copy_only=False)
     if (row := first_true(lengths != width)) is not None:
-        raise FormatError(f"{where(row)}: {lengths[row]} values, {width} in the first row")
+        raise FormatError(
+            f"{where(row)}: {lengths[row]} values, {width} in the first row "
+            "(--vector COLUMN=LENGTH adds zeros, or cuts off what is longer)"
+        )

@@ -62,6 +62,8 @@ class SqlTable:
 
     name: str
     columns: Mapping[str, Kind]
+    _text_bytes = 0
+    """Of the texts of a row, about."""
     _converted: ParquetTable | None = None
     _connection: Any = None
 
@@ -102,6 +104,7 @@ class SqlTable:
     def convert(self, path: Path, *, memory_bytes: int, threads: int) -> None:
         """Write the rows to a Parquet file, from which they are read until ``forget()``."""
         width = sum(16 if isinstance(kind, str) else kind.row_bytes for kind in self.columns.values())
+        width += self._text_bytes
         group = min(max(_GROUP_BYTES // max(width, 1), _BLOCK_ROWS), memory_bytes // (8 * max(width, 1)))
         rows = max(group // _BLOCK_ROWS, 1) * _BLOCK_ROWS
         while True:
@@ -185,7 +188,7 @@ class _ConvertedTable(ParquetTable):
         self._names = {alias: name for name, alias in self._aliases.items()}
         super().__init__(path)
         self.name = source.name
-        self.columns = {self._names[alias]: kind for alias, kind in self.columns.items()}
+        self.columns = {name: source.columns[name] for name in self._names.values()}
         self._source = source
 
     def where(self, column: str, row: int) -> str:

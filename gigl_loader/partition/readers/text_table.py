@@ -110,6 +110,7 @@ class TextTable(SqlTable):
                 masks=masks,
             )
         self.columns = {name: each.kind for name, each in self._columns.items()}
+        self._text_bytes = sample.nbytes // max(len(sample), 1)
         for at, (name, each) in enumerate(self._columns.items()):
             if not each.asked and each.is_id:
                 self._refuse_stray_text(name, sample.column(at))
