@@ -90,7 +90,12 @@ _FORMATS: Mapping[tuple[str, ...], _Format] = {
         "record.numpy()).features.feature.items()} for record in tensorflow.data.TFRecordDataset({file})]",
         _OF_ROWS,
     ),
-    (".avro",): _Format("Avro", "fastavro", 'rows = [*fastavro.reader(open({file}, "rb"))]', _OF_ROWS),
+    (".avro",): _Format(
+        "Avro",
+        "fastavro, io, pathlib",
+        "rows = [*fastavro.reader(io.BytesIO(pathlib.Path({file}).read_bytes()))]",
+        _OF_ROWS,
+    ),
     (".nt", ".nq", ".ttl", ".rdf", ".owl"): _RDF,
     (".xlsx", ".xls"): _Format("Excel", "pandas", "frame = pandas.read_excel({file})", _OF_FRAME),
     (".db", ".sqlite", ".sqlite3"): _Format(

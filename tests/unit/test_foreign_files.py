@@ -66,6 +66,7 @@ def _avro(name: str) -> None:
 
 def _frame(name: str, method: str) -> None:
     pandas = pytest.importorskip("pandas")
+    pytest.importorskip("openpyxl")  # What pandas reads Excel by.
     getattr(pandas.DataFrame({"src": SRC, "dst": DST}), method)(name)
 
 
@@ -89,6 +90,7 @@ WRITERS: dict[str, Callable[[], Any]] = {
     "e.h5": lambda: _hdf5("e.h5"),
     "e.avro": lambda: _avro("e.avro"),
     "e.pkl": lambda: _frame("e.pkl", "to_pickle"),
+    "e.xlsx": lambda: _frame("e.xlsx", "to_excel"),
     "e.nt": lambda: _triples("e.nt"),
 }
 
