@@ -109,7 +109,7 @@ DISTDGL: dict[str, Any] = {
             "train_mask": {"format": {"name": "numpy"}, "data": ["mask0.npy", "mask1.npy"]},
         }
     },
-    "edge_data": {},
+    "edge_data": {"paper:cites:paper": {"w": {"format": {"name": "numpy"}, "data": ["w.npy"]}}},
 }
 
 
@@ -117,7 +117,7 @@ DISTDGL: dict[str, Any] = {
 def distdgl(folder: Path) -> Path:
     write(folder, writes0="2 0\n", writes1="0 2\n")
     pq.write_table(pa.table({"a": [0, 1], "b": [1, 2]}), folder / "cites.parquet")
-    save(folder, likes=[[0, 2]], feat0=[[1.0, 2.0]], feat1=[[3.0, 4.0], [5.0, 6.0]])
+    save(folder, w=[0.5, 0.25], likes=[[0, 2]], feat0=[[1.0, 2.0]], feat1=[[3.0, 4.0], [5.0, 6.0]])
     save(folder, label0=[7], label1=[8, 9], mask0=[1], mask1=[0, 1])
     (folder / "metadata.json").write_text(json.dumps(DISTDGL))
     return folder
@@ -131,7 +131,7 @@ def test_distdgl(distdgl: Path) -> None:
     }
     assert found.edges == {
         ("author", "writes", "paper"): [(2, 0), (0, 2)],
-        ("paper", "cites", "paper"): [(0, 1), (1, 2)],
+        ("paper", "cites", "paper"): [(0, 1, 0.5), (1, 2, 0.25)],
         ("paper", "likes", "paper"): [(0, 2)],
     }
     assert found.splits == {"paper": {"train": [0, 2]}}
@@ -183,7 +183,7 @@ graph:
 feature_data:
 - {domain: node, type: user, name: feat, format: numpy, in_memory: false, path: feat.npy}
 - {domain: node, type: user, name: age, format: numpy, path: age.npy}
-- {domain: edge, type: "user:knows:user", name: w, format: numpy, path: age.npy}
+- {domain: edge, type: "user:knows:user", name: w, format: numpy, path: w.npy}
 tasks:
 - name: node_classification
   num_classes: 2
@@ -206,7 +206,16 @@ def graphbolt(folder: Path) -> Path:
     (folder / "edges").mkdir()
     (folder / "edges" / "buys.csv").write_text("0,1\n2,0\n")
     np.save(folder / "edges" / "knows.npy", np.array([[0, 1], [1, 2]]))
-    save(folder, feat=[[1.0], [2.0], [3.0]], age=[4, 5, 6], train=[2, 0], val=[1], y=[1, 0], pairs=[[0, 1]])
+    save(
+        folder,
+        w=[7, 8],
+        feat=[[1.0], [2.0], [3.0]],
+        age=[4, 5, 6],
+        train=[2, 0],
+        val=[1],
+        y=[1, 0],
+        pairs=[[0, 1]],
+    )
     (folder / "metadata.yaml").write_text(GRAPHBOLT)
     return folder
 
@@ -217,13 +226,12 @@ def test_graphbolt(graphbolt: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert found.nodes == {"user": users, "item": {0: {}, 1: {}}}
     assert found.edges == {
         ("user", "buys", "item"): [(0, 1), (2, 0)],
-        ("user", "knows", "user"): [(0, 1), (1, 2)],
+        ("user", "knows", "user"): [(0, 1, 7), (1, 2, 8)],
     }
     assert found.splits == {"user": {"train": [0, 2], "val": [1]}}
     for part in (
         "labels of train_set of node_classification: columns of some nodes only",
         "train_set of link_prediction: seeds that are edges",
-        "feature 'w' of edges",
         f"{graphbolt / 'val.npy'}: user has a split 'train' already",
     ):
         assert f"left out {part}" in caplog.text
@@ -465,8 +473,14 @@ def test_ogb(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert Graph.open("graph").schema.nodes["node"].columns["x"].dtype == "F32"
     assert "left out reversed edges, which OGB's own loader adds to this data set" in caplog.text
     assert build("ogb", data, "--undirected").edges == {HOMOGENEOUS: [(0, 1), (2, 0), (1, 0), (0, 2)]}
-    packed(data / "raw", node_label="5\n6\n7\n")
-    assert "files side by side cannot be read yet" in refusal("ogb", data)
+    packed(data / "raw", node_label="5\n6\n7\n", edge_weight="3\n4\n")
+    found = build("ogb", data)
+    assert found.nodes["node"][2] == {"x": [0, 2.5], "y": 7}
+    assert found.edges == {HOMOGENEOUS: [(0, 1, 3), (2, 0, 4)]}
+    packed(data / "raw", edge_weight="3\n4.5\n")
+    assert "no integer: 4.5" in refusal("ogb", data)
+    packed(data / "raw", edge_weight="3\n4\n5\n")
+    assert "rows" in refusal("ogb", data)
     packed(data / "raw", num_node_list="3\n2\n")
     assert "raw: 2 graphs, not one" in refusal("ogb", data)
 

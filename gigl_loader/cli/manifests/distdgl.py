@@ -24,8 +24,15 @@ def read(listing: Listing) -> None:
         entry = document.entry("edges").entry(kind)
         entry.require("format", "data")
         _edges(listing, edge_type(kind, entry.where), entry)
-        if document.entry("edge_data").entry(kind).values:
-            listing.leave_out(f"edge_data of {kind}: data beside files of edges cannot be read yet")
+        _edge_data(listing, edge_type(kind, entry.where), document.entry("edge_data").entry(kind))
+
+
+def _edge_data(listing: Listing, kind: tuple[str, str, str], data: Entry) -> None:
+    files = {name: listing.files(data.entry(name).texts("data")) for name in data.values}
+    if any(len(each) != 1 or not each[0].endswith(".npy") for each in files.values()):
+        listing.leave_out(f"{data.where}: of data of edges, only one .npy file each can be read yet")
+    else:
+        listing.join_npy(kind, {name: file for name, [file] in files.items()})
 
 
 def _nodes(listing: Listing, kind: str, count: int, data: Entry) -> None:

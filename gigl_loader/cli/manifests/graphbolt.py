@@ -25,10 +25,7 @@ def read(listing: Listing) -> None:
     for entry in document.entry("graph").entries("nodes"):
         _nodes(listing, entry, features)
     for entry in document.entry("graph").entries("edges"):
-        _edges(listing, entry)
-    for each in features:
-        if each.text("domain") != "node":
-            listing.leave_out(f"feature {each.text('name')!r} of {each.text('domain')}s")
+        _edges(listing, entry, features)
     for task in document.entries("tasks"):
         _splits(listing, task)
 
@@ -47,7 +44,7 @@ def _nodes(listing: Listing, entry: Entry, features: list[Entry]) -> None:
     listing.nodes(kind, [joined] if columns else count)
 
 
-def _edges(listing: Listing, entry: Entry) -> None:
+def _edges(listing: Listing, entry: Entry, features: list[Entry]) -> None:
     kind, form = entry.edge_type("type", HOMOGENEOUS_EDGE), entry.text("format")
     files = listing.files([entry.text("path")])
     if form == "csv":
@@ -57,6 +54,14 @@ def _edges(listing: Listing, entry: Entry) -> None:
     elif listing.npy(files[0])[0] != 2:
         raise ValueError(f"{files[0]}: must have the shape [2, E]")
     listing.edges(kind, files)
+    listing.join_npy(
+        kind,
+        {
+            each.text("name"): _npy(listing, each)
+            for each in features
+            if each.text("domain") == "edge" and each.edge_type("type", HOMOGENEOUS_EDGE) == kind
+        },
+    )
 
 
 def _splits(listing: Listing, task: Entry) -> None:

@@ -107,21 +107,36 @@ class Listing:
         for each in [str(files)] if isinstance(files, int) else files:
             self.add("nodes", f"{self.scope(kind)}={each}")
 
-    def beside(self, kind: NodeType | EdgeType, columns: Mapping[str, str]) -> list[str]:
-        """Return the files of a table of which each holds one column, or vector, without a header line."""
-        [(name, file), *others] = columns.items()
-        if others:
-            listed = ", ".join(columns.values())
-            raise ValueError(f"{self.path}: files side by side cannot be read yet: {listed}")
-        with gzip.open(file, "rt") as lines:
-            values = lines.readline().strip().split(",")
+    def headless(self, kind: NodeType, name: str, file: str) -> None:
+        """Add the file of a node table that has one column, or vector, and no header line."""
+        values = _first_values(file)
         names = [name] if len(values) == 1 else [f"{name}_{at}" for at in range(len(values))]
         self.names(kind, names)
         if len(names) > 1:
             self.column("stack", kind, name, f"{name}_*")
         if any("." in value for value in values):
             self.column("dtypes", kind, name, "float32")
-        return [file]
+        self.nodes(kind, [file])
+
+    def join_headless(self, kind: NodeType | EdgeType, name: str, file: str) -> None:
+        """Put a column, or vector of decimals, beside a table. ``file`` has its rows and no header line."""
+        values, path = _first_values(file), file.replace("'", "''")
+        columns = [f"c{at}" for at in range(len(values))]
+        listed = ", ".join(f"'{each}': 'VARCHAR'" for each in columns)
+        if len(values) > 1 or "." in values[0]:
+            cast = ", ".join(f"CAST({each} AS FLOAT)" for each in columns)
+            cast = f"[{cast}]" if len(values) > 1 else cast
+        else:  # A cast would round.
+            whole = "regexp_full_match(c0, '-?[0-9]+')"
+            cast = f"CASE WHEN {whole} THEN CAST(c0 AS BIGINT) ELSE error('no integer: ' || c0) END"
+        read = f"read_csv('{path}', header = false, delim = ',', columns = {{{listed}}})"
+        self.add("joins", f'{self.scope(kind)}=SELECT {cast} AS "{name}" FROM {read}')
+
+    def join_npy(self, kind: NodeType | EdgeType, columns: Mapping[str, str]) -> None:
+        """Put ``.npy`` files, by the names of their columns, beside a table of the same rows."""
+        if columns:
+            joined = ",".join(f"{name}:{file}" for name, file in columns.items())
+            self.add("joins", f"{self.scope(kind)}={joined}")
 
     def edges(self, kind: EdgeType, files: Sequence[str]) -> None:
         """Add the files of an edge table."""
@@ -211,3 +226,8 @@ class Listing:
         return any(
             fnmatchcase(column.source, each) for value in listed for each in names_of(value, patterns=True)
         )
+
+
+def _first_values(file: str) -> list[str]:
+    with gzip.open(file, "rt") as lines:
+        return lines.readline().strip().split(",")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,18 +55,21 @@ def _read_types(listing: Listing, raw: Path) -> None:
 
 def _nodes(listing: Listing, kind: NodeType, count: int, files: Iterable[Path]) -> None:
     columns = {_column(file): str(file) for file in sorted(files)}
-    if columns:
-        listing.nodes(kind, listing.beside(kind, columns))
-    else:
+    if not columns:
         listing.nodes(kind, count)
+        return
+    first = "y" if "y" in columns else next(iter(columns))
+    listing.headless(kind, first, columns.pop(first))
+    for name, path in columns.items():
+        listing.join_headless(kind, name, path)
 
 
 def _edges(listing: Listing, kind: EdgeType, folder: Path) -> None:
     [file] = listing.files([str((folder / "edge.csv.gz").resolve())])
-    if data := sorted(each.name for each in folder.glob("edge[-_]*.csv.gz")):
-        listing.leave_out(f"{', '.join(data)} of {folder}: data beside files of edges cannot be read yet")
     listing.names(kind, ["src", "dst"])
     listing.edges(kind, [file])
+    for data in sorted(folder.glob("edge[-_]*.csv.gz")):
+        listing.join_headless(kind, _column(data), str(data))
 
 
 def _splits(listing: Listing, folders: dict[NodeType, str]) -> None:
@@ -88,7 +92,7 @@ def _splits(listing: Listing, folders: dict[NodeType, str]) -> None:
 def _column(file: Path) -> str:
     """Return the column that a file holds: ``node_year.csv.gz`` is ``year``."""
     stem = file.name.partition(".")[0]
-    return _NEW_NAMES.get(stem, stem.removeprefix("node_").removeprefix("edge_"))
+    return _NEW_NAMES.get(stem, re.sub("^(node|edge)[-_]", "", stem))
 
 
 def _rows(file: Path) -> list[list[str]]:
