@@ -96,7 +96,7 @@ def test_a_query_that_cannot_be_is_refused(query: str, said: str) -> None:
 def test_an_error_of_a_row_names_the_query(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a,b\n" + "1,2\n" * 2000 + "1,x\n")
     table = opened("SELECT a AS src, CAST(b AS INTEGER) AS dst FROM read_csv('t.csv', all_varchar = true)")
-    with pytest.raises(FormatError, match=r"query .SELECT a AS src.*Original Line: 1,x"):
+    with pytest.raises(FormatError, match=r"query .SELECT a AS src.*x"):
         values(table)
 
 
