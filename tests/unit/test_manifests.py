@@ -165,9 +165,11 @@ def test_dgl_of_one_type(folder: Path) -> None:
     (folder / "meta.yaml").write_text(
         "dataset_name: d\nedge_data:\n- file_name: e.csv\nnode_data:\n- file_name: n.csv\n"
     )
-    write(folder, e="src_id,dst_id\n4,1\n1,4\n", n="node_id,train_mask\n1,0\n4,1\n")
+    write(folder, e='src_id,dst_id,w\n4,1,"1.5, 2"\n1,4,"3,4.5"\n')
+    write(folder, n='node_id,train_mask,feat\n1,0,"0.5, 1"\n4,1,"2,0.25"\n')
     found = build("dgl", folder)
-    assert (found.nodes, found.edges) == ({"node": {1: {}, 4: {}}}, {HOMOGENEOUS: [(4, 1), (1, 4)]})
+    assert found.nodes == {"node": {1: {"x": [0.5, 1]}, 4: {"x": [2, 0.25]}}}
+    assert found.edges == {HOMOGENEOUS: [(4, 1, [1.5, 2]), (1, 4, [3, 4.5])]}
     assert found.splits == {"node": {"train": [4]}}
     write(folder, n="graph_id,node_id\n0,1\n1,4\n")
     assert "n.csv: column 'graph_id': a data set of several graphs is no graph" in refusal("dgl", folder)
@@ -415,11 +417,14 @@ def test_neo4j_with_another_delimiter(folder: Path) -> None:
 
 
 def test_neo4j_with_arrays(folder: Path) -> None:
-    write(folder, movies=":ID(Movie),x:float[]\n1,0.5;1.5\n", edges=":START_ID(Movie),:END_ID(Movie)\n1,1\n")
-    advice = "column 'x:float[]': arrays cannot be read yet; --drop 'Movie:\"x:float[]\"' leaves it out"
-    assert advice in refusal("neo4j", folder)
-    found = build("neo4j", folder, "--drop", "Movie:x:float[[]]")
-    assert (found.nodes, found.edges) == ({"Movie": {1: {}}}, {("Movie", "edges", "Movie"): [(1, 1)]})
+    write(folder, movies=":ID(Movie),x:float[],tags:string[]\n1,0.5;1.5,a;b\n2,2;3.5,c\n")
+    write(folder, edges=":START_ID(Movie),:END_ID(Movie)\n1,2\n")
+    advice = "column 'tags:string[]': arrays of numbers alone are read; --drop"
+    told = refusal("neo4j", folder)
+    assert advice in told
+    found = build("neo4j", folder, "--drop", shlex.split(told.partition("--drop ")[2])[0])
+    assert found.nodes == {"Movie": {1: {"x": [0.5, 1.5]}, 2: {"x": [2, 3.5]}}}
+    assert found.edges == {("Movie", "edges", "Movie"): [(1, 2)]}
 
 
 def test_neptune(folder: Path) -> None:

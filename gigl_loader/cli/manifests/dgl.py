@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE
+from gigl_loader.partition.readers import TEXT
 from gigl_loader.partition.table import SPLIT_MASKS
 
 if TYPE_CHECKING:
@@ -39,11 +40,15 @@ def _columns(
 ) -> list[str]:
     """Return the columns of a file, after renaming those that have a role."""
     [file] = listing.files([entry.text("file_name")])
-    names = list(listing.table([file], document.text("separator", ",")).columns)
+    columns = listing.table([file], document.text("separator", ",")).columns
+    names = list(columns)
     if (graph := entry.text("graph_id_field", "graph_id")) in names:
         raise ValueError(f"{file}: column {graph!r}: a data set of several graphs is no graph")
     for name, role in roles.items():
         if name not in names:
             raise ValueError(f"{file}: no column {name!r}; columns: {', '.join(map(repr, names))}")
         listing.rename(kind, name, role)
+    for name, held in columns.items():  # As DGL, take texts for lists of numbers.
+        if held == TEXT and name not in (*roles, "label"):
+            listing.column("vector", kind, name)
     return names

@@ -29,7 +29,7 @@ from gigl_loader.strict_json import read_json
 logger = logging.getLogger(__name__)
 
 _MAX_BYTES = 64 << 20
-_OF_COLUMNS = ("rename", "stack", "dtypes", "fill", "encode", "one_hot", "weights", "times")
+_OF_COLUMNS = ("rename", "stack", "dtypes", "fill", "encode", "one_hot", "vector", "weights", "times")
 
 
 @dataclass(frozen=True, slots=True)

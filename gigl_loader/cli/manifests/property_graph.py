@@ -226,8 +226,11 @@ def _add(listing: Listing, source: _Source, kind: NodeType | EdgeType) -> None:
 
 
 def _add_property(listing: Listing, field: _Field, kind: NodeType | EdgeType) -> None:
-    if field.kind.endswith("[]"):
-        listing.refuse(kind, field.column, "arrays cannot be read yet")
+    element = _DTYPES.get(field.kind.removesuffix("[]"), "text")
+    if field.kind.endswith("[]") and element in ("text", "bool"):
+        listing.refuse(kind, field.column, "arrays of numbers alone are read")
     listing.rename(kind, field.column, field.name)
-    if field.kind in _DTYPES:
+    if field.kind.endswith("[]"):
+        listing.column("vector", kind, field.name, source=field.column)
+    elif field.kind in _DTYPES:
         listing.column("dtypes", kind, field.name, _DTYPES[field.kind], source=field.column)
