@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import metadata, requires
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,9 @@ from gigl_loader.cli.table_options import open_tables
 from gigl_loader.graph import Graph
 from gigl_loader.group import RankGroup
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph, open_table, tables_from_pyg
+from gigl_loader.partition.job import Job
+from gigl_loader.partition.runner import Runner
+from gigl_loader.partition.stage import Stage
 from gigl_loader.pyg import GiglSampler
 from gigl_loader.rpc.requests import MAX_INDUCED_NODES
 from gigl_loader.sampling.row_cache import reference_counts
@@ -314,15 +317,19 @@ def test_a_directory_beyond_the_memory_of_a_build(tmp_path: Path) -> None:
         build_graph(tables, tmp_path / "graph", memory_limit=10_000)
 
 
-@limit("several tasks for one CSV file")
-def test_a_csv_file_is_one_task(tmp_path: Path) -> None:
-    np.save(tmp_path / "edges.npy", np.arange(18).reshape(2, 9))
-    (tmp_path / "edges.csv").write_text("src,dst\n" + 9 * "1,2\n")
-    tables: dict[str, Any] = {
-        kind: open_table(f"{tmp_path}/edges.{kind}", role="edges") for kind in ("npy", "csv")
-    }
-    shards = {kind: table.shards(1) for kind, table in tables.items()}
-    assert len(shards["npy"]) > len(shards["csv"]) == 1
+@limit("several tasks for one partition")
+def test_a_partition_is_written_by_one_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks: dict[str, int] = {}
+    run = Runner.run
+
+    def noting(self: Runner, job: Job, stage: Stage) -> list[Mapping[str, Any]]:
+        tasks[stage.info.name] = stage.info.num_tasks
+        return run(self, job, stage)
+
+    monkeypatch.setattr(Runner, "run", noting)
+    edges = ArrayTable("edges", {"src": np.arange(90), "dst": np.arange(90)[::-1]})
+    build_graph(GraphTables({EDGE: edges}), tmp_path / "graph", num_partitions=3)
+    assert [count for name, count in tasks.items() if name.endswith("/write")] == [3]
 
 
 @limit(".npy tables at URIs")
