@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json as json_module
 import sys
 from contextlib import contextmanager
 from time import monotonic
@@ -43,6 +44,9 @@ def partition(
     allow_empty: Annotated[
         bool, typer.Option("--allow-empty", help="Accept tables of edges of which no edge comes.")
     ] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Print how each table is read, and build nothing.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
     """Build a graph from tables.
@@ -65,6 +69,7 @@ def partition(
     with importing():
         from gigl_loader.cli.printed_command import printing_a_command
         from gigl_loader.cli.table_options import open_tables, read_assigner
+        from gigl_loader.cli.table_plan import document, plan_of, print_plan, tell_plan
         from gigl_loader.graph.folder import shown
         from gigl_loader.partition import build_graph
 
@@ -74,6 +79,12 @@ def partition(
     chosen = read_assigner(assigner, options)
     with printing_a_command(options):
         tables = open_tables(options)
+    if plan:
+        found = plan_of(tables)
+        print(json_module.dumps(document(found))) if json else print_plan(found)
+        return
+    if not json:
+        tell_plan(plan_of(tables, values=False))
     with (
         _telling_of_scratch(engine.scratch),
         terminated_as_interrupted(),

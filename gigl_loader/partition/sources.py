@@ -146,7 +146,7 @@ def name_columns(table: Table, *, role: Role, options: ColumnOptions) -> Table:
     filled = FilledTable(table, fills, used=used, ids=ids, labels=labels)
     same = projections == {name: Projection((name,)) for name in table.columns}
     named = filled if same else ProjectedTable(filled, projections)
-    _tell(named, {name: why for name in table.columns if (why := _why_left_out(name, options))}, options)
+    _tell(named, {name: why for name in table.columns if (why := why_left_out(name, options))}, options)
     return named
 
 
@@ -211,7 +211,7 @@ def _tell(table: Table, left_out: Mapping[str, str], options: ColumnOptions) -> 
             )
 
 
-def _why_left_out(name: str, options: ColumnOptions) -> str | None:
+def why_left_out(name: str, options: ColumnOptions = ColumnOptions()) -> str | None:
     """Return why a column is left out: ``"dropped"``, or what makes it so unasked. ``None``: it is not."""
     if _matches(name, options.drop):
         return "dropped"
@@ -224,7 +224,7 @@ def _why_left_out(name: str, options: ColumnOptions) -> str | None:
 
 def is_left_out(name: str, options: ColumnOptions) -> bool:
     """Return whether a column of a file is left out, by options or as an index of pandas."""
-    return _why_left_out(name, options) is not None
+    return why_left_out(name, options) is not None
 
 
 def _text_reader(role: Role, options: ColumnOptions) -> OpenText:
@@ -248,7 +248,7 @@ def new_columns(names: Sequence[str], *, role: Role, options: ColumnOptions) -> 
 
     Columns that are left out are there, too.
     """
-    left = [name for name in names if _why_left_out(name, options) is None]
+    left = [name for name in names if why_left_out(name, options) is None]
     stacks = {new: [each.strip() for each in listed.split(",")] for new, listed in options.stack.items()}
     stacked = {name: new for new, patterns in stacks.items() for name in left if _matches(name, patterns)}
     named = {name: options.rename[name] for name in left if options.rename.get(name)} | stacked
@@ -266,7 +266,7 @@ def column_sources(table: Table, *, role: Role, options: ColumnOptions) -> dict[
     """
     _require_columns(table, _unmatched(table.columns, options.drop), "to drop", table.columns)
     new = new_columns(list(table.columns), role=role, options=options)
-    left = [name for name in table.columns if _why_left_out(name, options) is None]
+    left = [name for name in table.columns if why_left_out(name, options) is None]
     found: dict[str, Projection] = {}
     for name, listed in options.stack.items():
         patterns = [pattern.strip() for pattern in listed.split(",")]

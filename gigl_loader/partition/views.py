@@ -61,6 +61,10 @@ class TableView:
         """Return the name of a column in the file."""
         return source_of(self._table, name)
 
+    def sources(self, name: str) -> tuple[str, ...]:
+        """Return the names of the columns in the file that make a column."""
+        return sources_of(self._table, name)
+
     def _over(self, table: Table) -> TableView:
         """Return the same view over a shard of the table."""
         view = copy(self)
@@ -76,6 +80,11 @@ def blank_of(table: Table, name: str) -> Array | None:
 def source_of(table: Table, name: str) -> str:
     """Return the name that a column has in the file; of stacked columns, that of the first."""
     return table.source(name) if isinstance(table, TableView) else name
+
+
+def sources_of(table: Table, name: str) -> tuple[str, ...]:
+    """Return the names of the columns in the file that make a column: of a stacked one several."""
+    return table.sources(name) if isinstance(table, TableView) else (name,)
 
 
 def reader_of(table: Table) -> Table:
@@ -171,7 +180,11 @@ class ProjectedTable(TableView):
         return self._table.where(column if projection is None else projection.sources[0], row)
 
     def source(self, name: str) -> str:
-        return source_of(self._table, self._projections[name].sources[0])
+        return self.sources(name)[0]
+
+    def sources(self, name: str) -> tuple[str, ...]:
+        projection = self._projections[name]
+        return tuple(each for source in projection.sources for each in sources_of(self._table, source))
 
     def blank(self, name: str) -> Array | None:
         found = {source: blank_of(self._table, source) for source in self._projections[name].sources}

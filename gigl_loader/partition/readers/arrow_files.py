@@ -35,6 +35,7 @@ class ArrowFileTable:
         self.name = str(path)
         self._path = path
         self._kind = kind
+        self.read_as = kind
         self._first_row = 0
         with self._opened() as source:
             schema = _pieces(source, kind, None)[0]

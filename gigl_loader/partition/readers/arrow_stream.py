@@ -30,6 +30,9 @@ class ArrowStreamTable(ParquetTable):
     The file is removed when the table and its shards are collected.
     """
 
+    read_as = "stream"
+    """How the table is read, for people."""
+
     def __init__(self, stream: Any, name: str, *, directory: str | os.PathLike[str] | None = None) -> None:
         """``stream`` has ``__arrow_c_stream__``, or is a data set. ``name`` stands for it in messages.
 

@@ -85,6 +85,9 @@ class _NpyColumn:
 class NpyTable:
     """Columns of equal length, each in a ``.npy`` file."""
 
+    read_as = ".npy"
+    """How the table is read, for people."""
+
     def __init__(self, name: str, columns: Mapping[str, _NpyColumn]) -> None:
         self.name = name
         self._columns = dict(columns)

@@ -25,6 +25,9 @@ _FIRST_ROWS = 1024
 class ParquetTable:
     """One Parquet file. Memory is a batch and the pages being decoded, not a row group."""
 
+    read_as = "Parquet"
+    """How the table is read, for people."""
+
     def __init__(self, path: Path | RemotePath) -> None:
         self.name = str(path)
         self._path = path
