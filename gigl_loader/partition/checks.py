@@ -33,6 +33,7 @@ _END_WORDS: Mapping[str, frozenset[str]] = {
     "dst": frozenset({"dst", "target", "destination", "to", "tail", "object", "end"}),
 }
 """Words in the names of columns that are likely to be the ends."""
+_FIRST_ROWS = 1000
 _RELATION_WORDS = frozenset({"relation", "rel", "predicate", "type", "kind", "edge", "action"})
 _FIRST_ROWS = 1000
 """Rows whose texts may be lists of numbers."""
@@ -109,8 +110,13 @@ def _find_missing_ends(tables: GraphTables, faults: _Faults) -> None:
             _find_types_in_rows(faults, kind, table, types)
         if missing and (first_line := _first_row(table, ends=True)):
             _find_no_header(faults, kind, table, first_line)
-            faults.note_ends(kind, table, _edge_columns(wanted, reader_of(table)))
-            faults.options += _without_header(tables, kind, table, wanted)
+            orders = _edge_columns(wanted, reader_of(table))
+            faults.note_ends(kind, table, orders[0])
+            readings = [_without_header(tables, kind, named, wanted) for named in orders]
+            if len(readings) > 1:
+                faults.add_readings(readings)
+            else:
+                faults.options += readings[0]
         elif missing:
             _find_ends_by_another_name(tables, kind, table, missing, faults)
         else:
@@ -153,9 +159,10 @@ def _find_header(faults: _Faults, table: Table, roles: Callable[[Sequence[str]],
         faults.hopeless = True
 
 
-def _without_header(tables: GraphTables, kind: EdgeType, table: Table, wanted: Sequence[str]) -> list[str]:
-    """Return the options that read a table of edges without a header."""
-    named = _edge_columns(wanted, reader_of(table))
+def _without_header(
+    tables: GraphTables, kind: EdgeType, named: Mapping[str, Kind], wanted: Sequence[str]
+) -> list[str]:
+    """Return the options that read a table of edges without a header, given names for its columns."""
     options = ["--csv-columns", option_for(tables, kind, ",".join(map(quoted, named)))]
     if unkept := [name for name, held in named.items() if held == TEXT and name not in wanted]:
         options += ["--drop", option_for(tables, kind, ",".join(unkept))]
@@ -193,7 +200,8 @@ def _find_ends_by_another_name(
         dropped = ",".join(quoted(source_of(table, name)) for name in unkept)
         drop = ["--drop", option_for(tables, kind, dropped)] if unkept else []
         wanted = [name for name in ("src", relation_column(kind), "dst") if name is not None]
-        faults.add_readings([renamed(likely) + drop, _without_header(tables, kind, table, wanted)])
+        orders = [_without_header(tables, kind, named, wanted) for named in _edge_columns(wanted, reader)]
+        faults.add_readings([renamed(likely) + drop, *orders])
         faults.renamed[kind] = set(table.columns)
     else:
         faults.options += renamed(likely)
@@ -278,14 +286,29 @@ def _likely_id(node_type: NodeType, table: Table) -> str | None:
     return next((name for name in texts if words & words_in(name)), next(iter(texts), None))
 
 
-def _edge_columns(roles: Sequence[str], reader: Table) -> dict[str, Kind]:
-    """Return names for the columns of edges without a header: of three texts, the last is an end."""
+def _edge_columns(roles: Sequence[str], reader: Table) -> list[dict[str, Kind]]:
+    """Return names for the columns of edges without a header.
+
+    Of three texts, the second or the third is the relation: the one that has no value of the first, if the
+    other has some; else both are possible.
+    """
     kinds = list(reader.columns.values())
-    names = list(roles)
-    if len(roles) == 2 and len(kinds) > 2 and kinds[:3] == [TEXT] * 3:
-        names.insert(1, "column2")
-    names += [f"column{at + 1}" for at in range(len(names), len(kinds))]
-    return dict(zip(names, kinds, strict=False))
+    orders = [list(roles)]
+    if kinds[:3] == [TEXT] * 3:
+        relation = roles[1] if len(roles) == 3 else ""
+        shares = _shares_values(reader, 2), _shares_values(reader, 1)
+        orders = [["src", relation or "column2", "dst"], ["src", "dst", relation or "column3"]]
+        orders = [orders[at] for at in (0, 1) if shares[0] == shares[1] or shares[at]]
+    named = [[*order, *(f"column{at + 1}" for at in range(len(order), len(kinds)))] for order in orders]
+    return [dict(zip(names, kinds, strict=False)) for names in named]
+
+
+def _shares_values(reader: Table, at: int) -> bool:
+    """Return whether a column has a value of the first among the first rows, of which the header is one."""
+    names = list(reader.columns)
+    chunk = next(iter(reader.read([names[0], names[at]], _FIRST_ROWS)), {})
+    first, other = ({name, *chunk.get(name, ())} for name in (names[0], names[at]))
+    return not first.isdisjoint(other)
 
 
 def _likely_ends(kind: EdgeType, table: Table, missing: Sequence[str]) -> dict[str, str]:
