@@ -23,6 +23,7 @@ from gigl_loader.partition.output import OutputFolder
 from gigl_loader.partition.readers.shards import stamp_of
 from gigl_loader.partition.site import build_site
 from gigl_loader.partition.steps.converted_tables import converted
+from gigl_loader.partition.steps.edge_ids import warn_of_repeated_edge_ids
 from gigl_loader.partition.steps.edges import EdgeDrops, build_edges
 from gigl_loader.partition.steps.ids import UnknownIds
 from gigl_loader.partition.steps.index import index_node_times, index_timed_weights, index_times
@@ -239,6 +240,8 @@ def _write_lists(
         kind = held.get(name, name)
         are_edges = kind in tables.edges
         rule = tables.splits.get(kind)
+        if are_edges and kind not in relations:  # A table of both directions has each id twice.
+            warn_of_repeated_edge_ids(job, kind, table, times=2 if tables.reverses.get(kind) == kind else 1)
         found = build_edges(
             job,
             name,

@@ -15,7 +15,13 @@ import pytest
 
 from gigl_loader import FormatError
 from gigl_loader.graph.schema import Column
-from gigl_loader.partition import ColumnOptions, GraphTables, build_graph, open_table
+from gigl_loader.partition import (
+    ColumnOptions,
+    GraphTables,
+    build_graph,
+    open_table,
+    with_reverse_edges,
+)
 from gigl_loader.partition.readers import Table
 from gigl_loader.partition.readers.text_format import CsvFormat
 from gigl_loader.partition.roles import Role
@@ -199,3 +205,22 @@ def test_an_array_that_can_be_read_in_two_ways_tells_how_it_was(
     with caplog.at_level(logging.WARNING):
         assert values(open_table(str(tmp_path / "e.npy"), role=role)) == {"src": [0, 1], "dst": [0, 2]}
     assert "e.npy: shape [2, 2] is read as [2, E]: two sources, then two destinations" in caplog.text
+
+
+@pytest.mark.parametrize("ids", [[5, 5], [9, 3, 9], [1, 2, 3, 1]])
+def test_an_edge_id_given_twice_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, ids: list[int]
+) -> None:
+    rows = "".join(f"0,{at},{edge}\n" for at, edge in enumerate(ids))
+    build_graph(GraphTables({EDGE: edges_of(tmp_path, "src,dst,id\n" + rows)}), str(tmp_path / "g"))
+    assert f"e.csv, line {len(ids) + 1}, column 'id': edge id {ids[-1]} comes again" in caplog.text
+
+
+@pytest.mark.parametrize("ids", [[1, 2, 3], [3, 2, 1]])
+def test_edges_of_both_directions_have_each_id_twice(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, ids: list[int]
+) -> None:
+    rows = "".join(f"0,{at},{edge}\n" for at, edge in enumerate(ids))
+    tables = GraphTables({EDGE: edges_of(tmp_path, "src,dst,id\n" + rows)})
+    build_graph(with_reverse_edges(tables, undirected=True), str(tmp_path / "g"))
+    assert "edge id" not in caplog.text
