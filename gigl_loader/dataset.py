@@ -10,7 +10,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from gigl_loader.graph.graph import Graph, open_partitions
+from gigl_loader.graph.graph import Graph
+from gigl_loader.graph.local_partitions import open_partitions
 from gigl_loader.group import RankGroup
 from gigl_loader.hosts.rendezvous import WHOLE, Rendezvous, excuse
 from gigl_loader.logs import log_from_environment
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.arrays import Int64Array
     from gigl_loader.graph.folder import Folder, MemoryFolder
-    from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.graph.schema import GraphSchema, VocabularyFile
     from gigl_loader.hosts.host_group import HostGroup
     from gigl_loader.options import EdgeType, NodeType, StoreOptions, Verify
     from gigl_loader.partition.table import GraphTables
@@ -293,6 +294,9 @@ class DistDataset(GraphQueries):
         """Return the node ids at ``positions``, int64 [N], in order."""
         ids = self._graph.node_ids(node_type)
         return positions if ids is None else ids[positions]
+
+    def _vocabulary(self, file: VocabularyFile) -> tuple[str, ...]:
+        return self._graph.vocabulary(file.number)
 
     def _texts(self, node_type: NodeType, node_ids: Int64Array) -> list[str]:
         texts = self._graph.text_ids(node_type)

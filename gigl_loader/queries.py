@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch_geometric.data import FeatureStore, GraphStore
 
     from gigl_loader.arrays import Int64Array
-    from gigl_loader.graph.schema import EdgeSchema, GraphSchema, NodeSchema
+    from gigl_loader.graph.schema import EdgeSchema, GraphSchema, NodeSchema, VocabularyFile
     from gigl_loader.loaders.sampler import Sampler
     from gigl_loader.options import EdgeType, NodeType
     from gigl_loader.sampling.partitioned import PartitionedStore
@@ -105,12 +105,17 @@ class GraphQueries:
         schema = self.schema
         if kind not in schema.columns:
             raise ValueError(f"unknown type {kind!r}; known: {', '.join(map(str, schema.columns))}")
-        known = (schema.nodes[kind] if isinstance(kind, str) else schema.edges[kind]).vocabularies
-        name = "y" if column == "label" and column not in known else column
-        if name not in known:
-            listed = ", ".join(map(repr, known)) or "none"
+        entry = schema.nodes[kind] if isinstance(kind, str) else schema.edges[kind]
+        texts, files = entry.vocabularies, entry.vocabulary_files
+        name = "y" if column == "label" and column not in {*texts, *files} else column
+        if name not in {*texts, *files}:
+            listed = ", ".join(map(repr, [*texts, *files])) or "none"
             raise ValueError(f"column {column!r} of {kind!r} has no vocabulary; columns that have: {listed}")
-        return known[name]
+        return texts[name] if name in texts else self._vocabulary(files[name])
+
+    def _vocabulary(self, file: VocabularyFile) -> tuple[str, ...]:
+        """Return the texts of a vocabulary that lies in a file of the graph."""
+        raise NotImplementedError
 
     def metadata(self) -> tuple[list[NodeType], list[EdgeType]]:
         """Return the node types and edge types of batches, as PyG's heterogeneous models take them.

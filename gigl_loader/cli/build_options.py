@@ -159,6 +159,10 @@ class TableOptions:
     one_hot: Annotated[list[str], typer.Option(help="[TYPE:]COLUMN: store texts as one-hot vectors.")] = (
         field(default_factory=list)
     )
+    multi_hot: Annotated[
+        list[str],
+        typer.Option(help="[TYPE:]COLUMN[=DELIMITER]: store several texts (Action|Comedy) as one vector."),
+    ] = field(default_factory=list)
     vocabulary: Annotated[
         Path | None, typer.Option(help="Graph whose vocabularies --encode uses for columns that it has.")
     ] = None

@@ -31,7 +31,7 @@ from gigl_loader.partition.checks import check_tables
 from gigl_loader.partition.declared import declared, declared_times, read_quantize
 from gigl_loader.partition.files import is_query
 from gigl_loader.partition.owner_tables import TableAssigner, owners_from_files
-from gigl_loader.partition.readers import TEXT, Table
+from gigl_loader.partition.readers import TEXT, TEXT_LISTS, Table
 from gigl_loader.partition.readers.text_format import CsvFormat
 from gigl_loader.partition.refusals import type_text
 from gigl_loader.partition.reversed_edges import with_reverse_edges
@@ -76,7 +76,7 @@ def open_tables(options: TableOptions) -> GraphTables:
         ("--fill", options.fill, "fill"),
         ("--vector", options.vector, "vector"),
         ("--csv-columns", options.csv_columns, "csv_columns"),
-        ("", (*options.encode, *options.one_hot, *options.quantize), "keep"),
+        ("", (*options.encode, *options.one_hot, *options.multi_hot, *options.quantize), "keep"),
         ("", (*options.weights, *options.times), "keep"),
     ):
         for value in values:
@@ -146,39 +146,44 @@ def open_tables(options: TableOptions) -> GraphTables:
 
 
 def _encodings(options: TableOptions, tables: GraphTables) -> dict[TableType, dict[str, Encoding]]:
-    """Return what ``--encode [TYPE:]COLUMN[=other]`` and ``--one-hot [TYPE:]COLUMN`` say, and the labels."""
+    """Return what ``--encode``, ``--one-hot`` and ``--multi-hot`` say, and how labels are encoded."""
     found: dict[TableType, dict[str, Encoding]] = {key: dict(each) for key, each in tables.encodings.items()}
     known = known_columns(tables.nodes, tables.edges)
     columns_known = {name for columns in known.values() for name in columns}
-    for option, values in (("--encode", options.encode), ("--one-hot", options.one_hot)):
-        for value in values:
-            kind, name, other = column_of(value, known, columns_known)
-            if other is not None and (other != "other" or option != "--encode"):
-                raise ValueError(
-                    f"{option} {value}: write --encode [TYPE:]COLUMN[=other] or --one-hot COLUMN"
-                )
-            columns = {
-                key: "y" if name == "label" and "y" in each else name
-                for key, each in known.items()
-                if kind in (None, key)
-            }
-            having = {key: column for key, column in columns.items() if known[key].get(column) == TEXT}
-            if not having:
-                raise ValueError(f"{option} {value}: no column {name!r} of texts")
-            for key, column in having.items():
-                how = Encoding(one_hot=option == "--one-hot", other=other is not None)
-                found.setdefault(key, {})[column] = how
+    given = {"--encode": options.encode, "--one-hot": options.one_hot, "--multi-hot": options.multi_hot}
+    for option, value in ((option, value) for option, values in given.items() for value in values):
+        kind, name, rest = column_of(value, known, columns_known)
+        how = Encoding(
+            one_hot=option == "--one-hot", multi_hot=option == "--multi-hot", other=rest == "other"
+        )
+        if how.multi_hot:
+            how = replace(how, other=False, delimiter=rest or None)
+        elif rest is not None and (how.one_hot or not how.other):
+            raise ValueError(
+                f"{option} {value}: write --encode [TYPE:]COLUMN[=other], --one-hot COLUMN or "
+                "--multi-hot COLUMN[=DELIMITER]"
+            )
+        columns = {
+            key: "y" if name == "label" and "y" in each else name
+            for key, each in known.items()
+            if kind in (None, key)
+        }
+        kinds = (TEXT, TEXT_LISTS) if how.multi_hot else (TEXT,)
+        having = {key: column for key, column in columns.items() if known[key].get(column) in kinds}
+        if not having:
+            raise ValueError(f"{option} {value}: no column {name!r} of texts")
+        for key, column in having.items():
+            found.setdefault(key, {})[column] = how
     if options.vocabulary is None:
         return found
-    schema = Graph.open(options.vocabulary).schema
-    words: dict[TableType, Mapping[str, tuple[str, ...]]] = {
-        key: each.vocabularies for key, each in schema.nodes.items()
-    }
-    words.update({key: each.vocabularies for key, each in schema.edges.items()})
-    return {
-        key: {name: replace(how, texts=words.get(key, {}).get(name)) for name, how in each.items()}
-        for key, each in found.items()
-    }
+    graph = Graph.open(options.vocabulary)
+    types: list[Any] = [*graph.schema.nodes.items(), *graph.schema.edges.items()]
+    for key, each in types:
+        files = {name: graph.vocabulary(file.number) for name, file in each.vocabulary_files.items()}
+        words = {**each.vocabularies, **files}
+        for name, how in found.get(key, {}).items():
+            found[key][name] = replace(how, texts=words.get(name))
+    return found
 
 
 def _quantize(

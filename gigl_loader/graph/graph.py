@@ -22,7 +22,6 @@ from gigl_loader.graph.manifest import (
     edges_path,
     feature_files,
     files_of,
-    files_of_part,
     ids_path,
     node_times_path,
     nodes_path,
@@ -32,6 +31,7 @@ from gigl_loader.graph.manifest import (
     timed_weights_path,
     times_path,
     topology_path,
+    vocabulary_path,
     weights_path,
 )
 from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeType
@@ -102,7 +102,7 @@ class Graph:
         verified here; with ``"none"``, nothing further is.
         """
         mode = check_verify(verify)
-        folder = _folder(where)
+        folder = folder_at(where)
         manifest = Manifest.read(folder)
         opened = range(manifest.schema.num_partitions) if parts is None else sorted(set(parts))
         lists_of = range(manifest.schema.num_partitions if topology == "all" else 0)
@@ -200,6 +200,8 @@ class Graph:
         verify_graph(self.schema, self.folder, self._documents, self._directories, progress)
         for texts in self._text_ids.values():
             texts.verify()
+        for file in self.schema.vocabulary_files:
+            self._vocabulary(file.number).verify()
 
     def topology(self, edge_type: EdgeType, part: int) -> dict[str, Array]:
         """Return a partition's adjacency: ``indptr`` int64 [N + 1], ``indices`` [E] and ``edge_ids`` [E].
@@ -283,6 +285,14 @@ class Graph:
         self.verifier.require(text_ids_path(node_type))
         return self._text_ids[node_type]
 
+    def vocabulary(self, number: int) -> tuple[str, ...]:
+        """Return the texts of a vocabulary that lies in a file, which the schema numbers."""
+        self.verifier.require(vocabulary_path(number))
+        return self._vocabulary(number).all_texts()
+
+    def _vocabulary(self, number: int) -> TextIds:
+        return TextIds.of_document(self._documents[vocabulary_path(number)])
+
     def all_positions(self, node_type: NodeType, first: int = 0, count: int | None = None) -> Int64Array:
         """Return the positions of a type, int64 [N], by ascending node id.
 
@@ -336,7 +346,7 @@ class Graph:
     def _opened_text_ids(self, node_type: NodeType) -> TextIds:
         document = self._documents[text_ids_path(node_type)]
         TextIds.check(self.schema.nodes[node_type].count, document.specs, document.name)
-        return TextIds(document.name, {name: document.array(name) for name in document.specs})
+        return TextIds.of_document(document)
 
     def document(self, name: str) -> Document:
         """Return a file of the partitions that are open, by its path in the graph."""
@@ -387,7 +397,8 @@ class Graph:
                     )
 
 
-def _folder(where: str | os.PathLike[str] | Folder) -> Folder:
+def folder_at(where: str | os.PathLike[str] | Folder) -> Folder:
+    """Return the folder of a graph. ``FileNotFoundError`` for a directory that is not there."""
     if not isinstance(where, (str, os.PathLike)):
         return where
     path = graph_directory(where)
@@ -418,6 +429,9 @@ def _documents(
     for node_type, nodes in schema.nodes.items():
         for time in nodes.times:
             NodeTimes.check(documents[node_times_path(node_type, time)], nodes.count)
+    for file in schema.vocabulary_files:
+        document = documents[vocabulary_path(file.number)]
+        TextIds.check(file.num_texts, document.specs, document.name)
     for part in opened:
         check_part(schema, documents, part)
     for name in beyond_memory(documents) if isinstance(folder, DiskFolder) else ():
@@ -430,66 +444,6 @@ def _verifier(folder: Folder, documents: Mapping[str, Document], mode: Verify) -
     if mode == "none" or not isinstance(folder, DiskFolder):
         return NoVerifier()
     return LazyVerifier(folder, documents, feature_files(documents))
-
-
-def open_partitions(
-    path: str | os.PathLike[str],
-    partitions: int | Sequence[int] | None,
-    *,
-    topology: Topology = "own",
-    verify: Verify = "lazy",
-) -> Graph:
-    """Open ``partitions`` of the graph at ``path``, by default all that exist there.
-
-    Raises ``ValueError`` for missing partitions and for missing topology, and what ``Graph.open`` raises.
-    """
-    folder = _folder(path)
-    manifest = Manifest.read(folder)
-    schema = manifest.schema
-    there = _present_parts(folder, manifest, topology)
-    wanted = there if partitions is None else _part_numbers(partitions)
-    absent = sorted(set(wanted).difference(there))
-    if absent or not wanted:
-        raise ValueError(
-            f"partitions {_listed(absent or range(schema.num_partitions))} do not lie at {folder}: of "
-            f"{schema.num_partitions}, it has {_listed(there)}"
-        )
-    if topology == "all":
-        _check_topology(folder, manifest, wanted)
-    return Graph.open(folder, parts=wanted, topology=topology, verify=verify)
-
-
-def _check_topology(folder: Folder, manifest: Manifest, parts: Sequence[int]) -> None:
-    """Raise ``ValueError`` where files but features of other partitions than ``parts`` are missing."""
-    there = set(folder.names())
-    others = [part for part in range(manifest.schema.num_partitions) if part not in parts]
-    missing = [name for name in files_of(manifest.schema, others, features_of=()) if name not in there]
-    if missing:
-        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-        raise ValueError(
-            f"topology all needs the topology of every partition at {folder}, which lacks {shown}: run "
-            f"gigl-loader fetch SOURCE {folder} --partition {','.join(map(str, parts))} --topology all"
-        )
-
-
-def _part_numbers(partitions: Any) -> list[int]:
-    given = [partitions] if isinstance(partitions, int) else list(partitions)
-    if not given or any(type(part) is not int for part in given):
-        raise TypeError(f"partitions must be a whole number or a list of some, got {partitions!r}")
-    return sorted(set(given))
-
-
-def _present_parts(folder: Folder, manifest: Manifest, topology: Topology) -> list[int]:
-    """Return the partitions that are in ``folder``, also incomplete ones: these are damaged, not absent.
-
-    With topology "all", partitions of which no features lie there are absent.
-    """
-    schema, parts = manifest.schema, range(manifest.schema.num_partitions)
-    names = [name for name in folder.names() if name in manifest.files]
-    if topology == "all" and any(feature_files(files_of_part(schema, part)) for part in parts):
-        names = feature_files(names)
-    there = {part_of(name) for name in names}
-    return [part for part in parts if part in there or not files_of_part(schema, part)]
 
 
 def _require(name: str, known: Collection[str], what: str) -> None:

@@ -130,6 +130,11 @@ class TextIds:
         """Return the texts of an index, copied."""
         return cls(name, dict(zip(("bytes", "offsets", "slots"), index.arrays(), strict=True)))
 
+    @classmethod
+    def of_document(cls, document: Document) -> TextIds:
+        """Return the texts of a file, which ``check`` has checked."""
+        return cls(document.name, {name: document.array(name) for name in document.specs})
+
     def __len__(self) -> int:
         return len(self._offsets) - 1
 
@@ -152,6 +157,10 @@ class TextIds:
         except (RuntimeError, UnicodeDecodeError) as error:
             raise FormatError(f"{self._name}: {error}") from None
         return found
+
+    def all_texts(self) -> tuple[str, ...]:
+        """Return all texts."""
+        return tuple(self.texts(np.arange(len(self))))
 
     def find(self, texts: Sequence[str]) -> Int64Array:
         """Return the node id of each text, int64 [N], -1 for unknown texts."""

@@ -37,6 +37,11 @@ def text_ids_path(node_type: NodeType) -> str:
     return f"ids/text/{type_name(node_type)}.safetensors"
 
 
+def vocabulary_path(number: int) -> str:
+    """Return the path of a vocabulary that ``graph.json`` does not have."""
+    return f"vocabularies/{number}.safetensors"
+
+
 def node_times_path(node_type: NodeType, column: str) -> str:
     """Return the path of the times of all nodes of a type, and their order."""
     return f"ids/times/{type_name(node_type)}/{type_name(column)}.safetensors"
@@ -176,7 +181,7 @@ def _opened(folder: Folder, name: str) -> npt.NDArray[np.uint8]:
         raise FormatError(f"{name}: cannot be read: {error.strerror}") from None
 
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 _OLDEST_VERSION = 1
 MANIFEST_NAME = "graph.json"
 _FORMAT = "gigl-graph"
@@ -184,6 +189,8 @@ _FORMAT = "gigl-graph"
 
 def version_for(schema: GraphSchema) -> int:
     """Return the oldest format version that has what is in a schema, for readers that know no later one."""
+    if schema.vocabulary_files:
+        return 4
     return 3 if schema.has_quantized_columns else 2
 
 
@@ -256,6 +263,8 @@ class Manifest:
         schema, build = GraphSchema.from_json(document["schema"]), document["build"]
         if schema.has_quantized_columns and version < 3:
             raise FormatError(f"{MANIFEST_NAME}: quantised columns in format version {version}")
+        if schema.vocabulary_files and version < 4:
+            raise FormatError(f"{MANIFEST_NAME}: files of vocabularies in format version {version}")
         return cls(schema, build, _files(document["files"], version), version)
 
 
@@ -310,9 +319,10 @@ def files_of(
 
 
 def shared_files(schema: GraphSchema) -> list[str]:
-    """Return the files that every partition needs: node ids, and times of all nodes."""
+    """Return the files that every partition needs: node ids, times of all nodes, vocabularies."""
     names = [ids_path(node_type) for node_type, nodes in schema.nodes.items() if nodes.ids != "identity"]
     names += [text_ids_path(node_type) for node_type, nodes in schema.nodes.items() if nodes.text_ids]
+    names += sorted({vocabulary_path(file.number) for file in schema.vocabulary_files})
     return names + [
         node_times_path(node_type, time)
         for node_type in schema.nodes
@@ -346,7 +356,8 @@ def files_of_part(schema: GraphSchema, part: int) -> list[str]:
 
 def feature_files(names: Iterable[str]) -> list[str]:
     """Return the files of columns and texts, which no draw reads. They are verified in the background."""
-    return [name for name in names if name.split("/")[1] in ("nodes", "edges", "text")]
+    kinds = ("nodes", "edges", "text")
+    return [name for name in names if name.split("/")[1] in kinds or name.startswith("vocabularies/")]
 
 
 def part_of(name: str) -> int | None:

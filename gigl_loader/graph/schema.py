@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,9 +10,8 @@ from urllib.parse import quote
 
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.column_names import check_encodable, check_names, check_type_names
-from gigl_loader.graph.quantization import Quantized
+from gigl_loader.graph.columns import Column, VocabularyFile, columns_from_json, columns_to_json
 from gigl_loader.options import EdgeType, NodeType
-from gigl_loader.tensors import STORAGE_DTYPES, ArraySpec
 
 __all__ = [
     "HOMOGENEOUS_EDGE",
@@ -26,6 +24,7 @@ __all__ = [
     "LabelSign",
     "NodeSchema",
     "NodeType",
+    "VocabularyFile",
     "edge_type_address",
     "held_out_list",
     "is_hidden_list",
@@ -78,55 +77,6 @@ def edge_type_address(edge_type: EdgeType) -> int:
     return zlib.crc32(type_name(edge_type).encode()) & 0xFFFFFF
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One named array with a row per node or edge: its dtype and the shape of a row."""
-
-    dtype: str
-    """A safetensors dtype name, for example ``F32``, which a quantised column has in batches, too."""
-    shape: tuple[int, ...] = ()
-    """Shape of one row: ``()`` for a number, ``(128,)`` for a vector."""
-    unit: str | None = None
-    """``"ns"`` for points in time: nanoseconds since 1970-01-01 UTC, int64. ``None`` for plain numbers."""
-    quantized: Quantized | None = None
-    """Stored form of the values, where they are quantised: rows are bytes in files and frames."""
-    frame: tuple[tuple[str, int], ...] = ()
-    """Names and widths of columns of a ``TensorFrame`` that a row has side by side. Empty: it is of none."""
-
-    def __post_init__(self) -> None:
-        if self.dtype not in STORAGE_DTYPES:
-            raise ValueError(f"unknown dtype {self.dtype!r}; known: {', '.join(STORAGE_DTYPES)}")
-        if any(size < 0 for size in self.shape):
-            raise ValueError(f"negative size in row shape {self.shape}")
-        if self.frame and sum(width for _, width in self.frame) != (*self.shape, 1)[0]:
-            raise ValueError(f"a row of shape {self.shape} cannot hold the columns {self.frame}")
-        if self.unit is not None and (self.unit, self.dtype) != ("ns", "I64"):
-            raise ValueError(f"a unit must be 'ns' of I64, got {self.unit!r} of {self.dtype}")
-        if self.quantized is not None:
-            if self.dtype != "F32":
-                raise ValueError(f"quantised values are read as F32, not as {self.dtype}")
-            self.quantized.check(math.prod(self.shape))
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row in files and frames."""
-        elements = math.prod(self.shape)
-        if self.quantized is not None:
-            return self.quantized.how.row_bytes(elements)
-        return elements * STORAGE_DTYPES[self.dtype].itemsize
-
-    @property
-    def holds_times(self) -> bool:
-        """Whether a row is one integer."""
-        return self.shape in ((), (1,)) and STORAGE_DTYPES[self.dtype].kind in "iu" and self.dtype != "BF16"
-
-    def spec(self, rows: int) -> ArraySpec:
-        """Return the spec of ``rows`` rows of this column in files and frames."""
-        if self.quantized is not None:
-            return ArraySpec("U8", (rows, self.row_bytes))
-        return ArraySpec(self.dtype, (rows, *self.shape))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSchema:
     """Schema of the nodes of one type."""
@@ -145,6 +95,8 @@ class NodeSchema:
     """Columns declared as times, by which lists of these nodes are ordered, too."""
     vocabularies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Texts that the integers of a column stand for, by column."""
+    vocabulary_files: Mapping[str, VocabularyFile] = field(default_factory=dict)
+    """Files of such texts, where ``graph.json`` would be too large with them."""
 
     def __post_init__(self) -> None:
         if self.text_ids and self.ids == "sparse":
@@ -201,6 +153,7 @@ class EdgeSchema:
     reverse: EdgeType | None = None
     """Type that is declared to hold these edges the other way round. It may be this type itself."""
     vocabularies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    vocabulary_files: Mapping[str, VocabularyFile] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.count < 0:
@@ -296,6 +249,12 @@ class GraphSchema:
         )
 
     @property
+    def vocabulary_files(self) -> set[VocabularyFile]:
+        """Files of vocabularies, of all types."""
+        types: list[NodeSchema | EdgeSchema] = [*self.nodes.values(), *self.edges.values()]
+        return {file for each in types for file in each.vocabulary_files.values()}
+
+    @property
     def label_types(self) -> list[EdgeType]:
         """Supervision types that have a label set."""
         return [
@@ -385,46 +344,39 @@ def _check_columns(each: NodeSchema | EdgeSchema) -> None:
         if name not in each.columns or len(set(texts)) < len(texts):
             raise ValueError(f"the vocabulary of {name!r} is of no column, or repeats texts")
         check_encodable("".join(texts), "text of a vocabulary")
+    for name, file in each.vocabulary_files.items():
+        if name not in each.columns or name in each.vocabularies or min(file) < 0:
+            raise ValueError(f"the vocabulary of {name!r} is of no column, or comes twice")
 
 
-def _columns_to_json(columns: Mapping[str, Column]) -> dict[str, Any]:
+def _vocabularies_to_json(each: NodeSchema | EdgeSchema) -> dict[str, Any]:
+    words = {name: list(texts) for name, texts in each.vocabularies.items()}
+    files = {name: list(file) for name, file in each.vocabulary_files.items()}
     return {
-        name: {
-            "dtype": column.dtype,
-            "shape": list(column.shape),
-            **({} if column.unit is None else {"unit": column.unit}),
-            **({} if column.quantized is None else {"quantized": column.quantized.to_json()}),
-            **({"frame": [list(each) for each in column.frame]} if column.frame else {}),
-        }
-        for name, column in columns.items()
+        **({"vocabularies": words} if words else {}),
+        **({"vocabulary_files": files} if files else {}),
     }
 
 
-def _columns_from_json(document: Mapping[str, Any]) -> dict[str, Column]:
+def _vocabularies_from_json(entry: Mapping[str, Any]) -> dict[str, Any]:
+    words, files = entry.get("vocabularies", {}), entry.get("vocabulary_files", {})
     return {
-        name: Column(
-            str(entry["dtype"]),
-            tuple(int(size) for size in entry["shape"]),
-            entry.get("unit"),
-            Quantized.from_json(entry["quantized"]) if "quantized" in entry else None,
-            tuple((str(part), int(width)) for part, width in entry.get("frame", ())),
-        )
-        for name, entry in document.items()
+        "vocabularies": {name: tuple(map(str, texts)) for name, texts in words.items()},
+        "vocabulary_files": {name: VocabularyFile(*map(int, file)) for name, file in files.items()},
     }
 
 
 def _nodes_to_json(node_type: NodeType, nodes: NodeSchema) -> dict[str, Any]:
-    words = {name: list(texts) for name, texts in nodes.vocabularies.items()}
     return {
         "type": node_type,
         "count": nodes.count,
         "bounds": list(nodes.bounds),
         "ids": nodes.ids,
-        "columns": _columns_to_json(nodes.columns),
+        "columns": columns_to_json(nodes.columns),
         "splits": dict(nodes.splits),
         **({"text_ids": True} if nodes.text_ids else {}),
         **({"times": list(nodes.times)} if nodes.times else {}),
-        **({"vocabularies": words} if words else {}),
+        **_vocabularies_to_json(nodes),
     }
 
 
@@ -433,28 +385,27 @@ def _nodes_from_json(entry: Mapping[str, Any]) -> tuple[NodeType, NodeSchema]:
         count=int(entry["count"]),
         bounds=tuple(int(bound) for bound in entry["bounds"]),
         ids=entry["ids"],
-        columns=_columns_from_json(entry["columns"]),
+        columns=columns_from_json(entry["columns"]),
         splits={name: int(count) for name, count in entry["splits"].items()},
         text_ids=bool(entry.get("text_ids", False)),
         times=tuple(str(name) for name in entry.get("times", ())),
-        vocabularies={name: tuple(map(str, texts)) for name, texts in entry.get("vocabularies", {}).items()},
+        **_vocabularies_from_json(entry),
     )
 
 
 def _edges_to_json(edge_type: EdgeType, edges: EdgeSchema) -> dict[str, Any]:
-    words = {name: list(texts) for name, texts in edges.vocabularies.items()}
     return {
         "type": list(edge_type),
         "count": edges.count,
         "wide_indices": edges.wide_indices,
-        "columns": _columns_to_json(edges.columns),
+        "columns": columns_to_json(edges.columns),
         "weight": edges.weight,
         "time": edges.time,
         **({"weights": list(edges.weights)} if edges.weights else {}),
         **({"times": list(edges.times)} if edges.times else {}),
         **({} if edges.splits is None else {"splits": _splits_to_json(edges.splits)}),
         **({} if edges.reverse is None else {"reverse": list(edges.reverse)}),
-        **({"vocabularies": words} if words else {}),
+        **_vocabularies_to_json(edges),
     }
 
 
@@ -463,14 +414,14 @@ def _edges_from_json(entry: Mapping[str, Any]) -> tuple[EdgeType, EdgeSchema]:
     return (source, relation, destination), EdgeSchema(
         count=int(entry["count"]),
         wide_indices=bool(entry["wide_indices"]),
-        columns=_columns_from_json(entry["columns"]),
+        columns=columns_from_json(entry["columns"]),
         weight=bool(entry["weight"]),
         time=bool(entry["time"]),
         weights=tuple(str(name) for name in entry.get("weights", ())),
         splits=_splits_from_json(entry["splits"]) if "splits" in entry else None,
         times=tuple(str(name) for name in entry.get("times", ())),
         reverse=cast("EdgeType", tuple(entry["reverse"])) if "reverse" in entry else None,
-        vocabularies={name: tuple(map(str, texts)) for name, texts in entry.get("vocabularies", {}).items()},
+        **_vocabularies_from_json(entry),
     )
 
 

@@ -38,7 +38,7 @@ from gigl_loader.partition.steps.unknown_ids import (
     unknown_ids,
     unknown_refused,
 )
-from gigl_loader.partition.steps.vocabularies import encode_columns
+from gigl_loader.partition.steps.vocabularies import encode_columns, schema_entries
 from gigl_loader.partition.table import GraphTables, of_relation, option_for
 from gigl_loader.partition.views import reader_of
 
@@ -188,13 +188,13 @@ def _write_graph(
     for node_type in tables.node_types:
         built, directories[node_type] = build_nodes(job, tables, node_type, owners)
         times = tables.times.get(node_type, ())
-        words = vocabularies.get(node_type, {})
-        nodes[node_type] = replace(built, text_ids=node_type in texts, times=times, vocabularies=words)
+        words = schema_entries(vocabularies.get(node_type, {}))
+        nodes[node_type] = replace(built, text_ids=node_type in texts, times=times, **words)
     edges, labels = _write_lists(job, tables, relations, nodes, directories)
     for kind, words in vocabularies.items():
         if not isinstance(kind, str):
             for made in _types_of(kind, relations):
-                edges[made] = replace(edges[made], vocabularies=words)
+                edges[made] = replace(edges[made], **schema_entries(words))
     for kind, reverse in reverses_of(tables.reverses, relations).items():
         edges[kind] = replace(edges[kind], reverse=reverse)
     schema = GraphSchema(

@@ -27,7 +27,7 @@ from gigl_loader.partition.declared import (
     check_time_column,
     check_weight_column,
 )
-from gigl_loader.partition.readers import TEXT, Kind, Table
+from gigl_loader.partition.readers import TEXT, TEXT_LISTS, Kind, Table
 from gigl_loader.partition.readers.shards import stamp_of
 from gigl_loader.partition.refusals import type_text
 from gigl_loader.partition.roles import Role, relation_column
@@ -62,6 +62,11 @@ class Encoding:
 
     one_hot: bool = False
     """Store vectors of float32 with a 1 at the place of the integer."""
+    multi_hot: bool = False
+    """A value has several texts, such as ``Action|Comedy``: store vectors with a 1 for each. None: zeros."""
+    delimiter: str | None = None
+    """Of the texts of a value with ``multi_hot``. ``None``: the one of ``|``, ``;`` and ``,`` that the first
+    values have."""
     other: bool = False
     """Texts that are not among ``texts`` get a number of their own, called ``other``."""
     texts: tuple[str, ...] | None = None
@@ -187,7 +192,7 @@ class GraphTables:
             self._check_quantized(each, columns)
         for each, encodings in self.encode.items():
             columns_of = known_columns(self.nodes, self.edges).get(each, {})
-            if wrong := [name for name in encodings if columns_of.get(name) != TEXT]:
+            if wrong := [name for name, how in encodings.items() if not _holds_texts(columns_of, name, how)]:
                 raise ValueError(f"{each} has no column {wrong[0]!r} of texts to encode")
 
     @property
@@ -290,6 +295,10 @@ class GraphTables:
     @property
     def homogeneous(self) -> bool:
         return set(self.edges) <= {HOMOGENEOUS_EDGE} and self.node_types == (HOMOGENEOUS_NODE,)
+
+
+def _holds_texts(columns: Mapping[str, Kind], name: str, how: Encoding) -> bool:
+    return columns.get(name) == TEXT or (how.multi_hot and columns.get(name) == TEXT_LISTS)
 
 
 def _require_one_of(name: str, value: str, known: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ from gigl_loader import DistDataset
 from gigl_loader.arrays import Bytes
 from gigl_loader.cli.app import build_app
 from gigl_loader.graph import Graph
-from gigl_loader.graph.graph import open_partitions
+from gigl_loader.graph.local_partitions import open_partitions
 from gigl_loader.partition import ArrayTable, GraphTables, build_graph
 from gigl_loader.partition.remote_files import RemoteSource
 from tests.support.tables import files_of

@@ -218,8 +218,8 @@ OPENING: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a manifest that is a list": (lambda path: (path / "graph.json").write_text("[]"), "not an object"),
     "another format": (lambda path: edited(path, _set("format", "other")), "not that of a graph"),
     "a newer version": (
-        lambda path: edited(path, _set("version", 4)),
-        "format version 4, this library reads 1 to 3",
+        lambda path: edited(path, _set("version", 5)),
+        "format version 5, this library reads 1 to 4",
     ),
     "a changed manifest": (
         lambda path: edited(

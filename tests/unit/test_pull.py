@@ -17,7 +17,8 @@ import pytest
 from gigl_loader.errors import FormatError, StorageUnavailable
 from gigl_loader.graph.checksums import ArrayRecord
 from gigl_loader.graph.folder import DiskFolder
-from gigl_loader.graph.graph import Graph, open_partitions
+from gigl_loader.graph.graph import Graph
+from gigl_loader.graph.local_partitions import open_partitions
 from gigl_loader.graph.manifest import Manifest, check_files, files_of, files_of_part, part_of
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
 from gigl_server.partitions import assembly, pull

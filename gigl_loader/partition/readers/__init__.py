@@ -17,6 +17,12 @@ Kind = Column | str
 TEXT: Kind = "text"
 """Texts: an object array of ``str`` when read, with empty ones for missing values."""
 
+TEXT_LISTS: Kind = "lists of texts"
+"""Lists of texts, which read as texts with ``LIST_DELIMITER`` between those of a row."""
+
+LIST_DELIMITER = "\x1f"
+"""The unit separator of ASCII."""
+
 
 @dataclass(frozen=True, slots=True)
 class NewColumn:

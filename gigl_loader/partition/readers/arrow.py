@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from gigl_loader.arrays import Array, first_true
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column
-from gigl_loader.partition.readers import TEXT, Kind, Table
+from gigl_loader.partition.readers import LIST_DELIMITER, TEXT, TEXT_LISTS, Kind, Table
 from gigl_loader.tensors import STORAGE_DTYPES
 
 Where = Callable[[int], str]
@@ -60,6 +60,8 @@ def is_ragged(dtype: Any) -> bool:
 
 def kind_of(dtype: Any, width: int = 0) -> Kind:
     """Return what a column of this Arrow type holds. ``width`` is that of lists of any length."""
+    if pa.types.is_dictionary(dtype):
+        dtype = dtype.value_type
     if isinstance(dtype, pa.BaseExtensionType):
         inner = kind_of(dtype.storage_type)
         shape = getattr(dtype, "shape", None)
@@ -69,9 +71,9 @@ def kind_of(dtype: Any, width: int = 0) -> Kind:
     if is_ragged(dtype) or pa.types.is_fixed_size_list(dtype):
         inner = kind_of(dtype.value_type)
         size = dtype.list_size if pa.types.is_fixed_size_list(dtype) else width
-        return replace(inner, shape=(size, *inner.shape)) if isinstance(inner, Column) else str(dtype)
-    if pa.types.is_dictionary(dtype):
-        return kind_of(dtype.value_type)
+        if isinstance(inner, Column):
+            return replace(inner, shape=(size, *inner.shape))
+        return TEXT_LISTS if inner == TEXT else str(dtype)
     if pa.types.is_string(dtype) or pa.types.is_large_string(dtype) or str(dtype) == "string_view":
         return TEXT
     is_decimal = pa.types.is_decimal(dtype)
@@ -89,7 +91,7 @@ def to_numpy(array: Any, kind: Kind, where: Where) -> Array:
     if kind == LENGTHS:
         return np.asarray(pc.list_value_length(array).to_numpy(zero_copy_only=False))
     if not isinstance(kind, Column):
-        array = _without_views(_decoded(array))
+        array = _without_views(_joined(array) if kind == TEXT_LISTS else _decoded(array))
         texts = np.empty(len(array), dtype=object)
         try:
             texts[:] = array.fill_null("").to_pylist()
@@ -102,6 +104,15 @@ def to_numpy(array: Any, kind: Kind, where: Where) -> Array:
         array = _padded(array, kind.shape[0])
     values = _values(array, kind.shape, where).reshape(len(array), *kind.shape)
     return values if isinstance(values, np.ma.MaskedArray) else np.ascontiguousarray(values)
+
+
+def _joined(array: Any) -> Any:
+    """Return the texts of each list as one text. Missing texts are empty."""
+    flat = _without_views(array.flatten()).cast(pa.large_string()).fill_null("")
+    lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
+    delimiter = pa.scalar(LIST_DELIMITER, pa.large_string())
+    return pc.binary_join(pa.LargeListArray.from_arrays(offsets, flat), delimiter)
 
 
 def _decoded(array: Any) -> Any:

@@ -8,6 +8,7 @@ from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import EdgeType, is_hidden_list
 from gigl_loader.partition.job import Job
 from gigl_loader.partition.readers import Table
+from gigl_loader.partition.refusals import quoted, type_text
 from gigl_loader.partition.roles import relation_column
 from gigl_loader.partition.steps.vocabularies import distinct_texts
 from gigl_loader.partition.table import GraphTables, of_relation
@@ -50,4 +51,8 @@ def reverses_of(
 
 
 def _texts_of(job: Job, kind: EdgeType, table: Table, column: str) -> tuple[str, ...]:
-    return distinct_texts(job, kind, table, column, limit=_MAX_RELATIONS, missing="no relation")
+    one_type = type_text((kind[0], column, kind[2]))
+    advice = f"make it a column of one edge type (--edges {one_type}=FILES --encode {quoted(column)})"
+    return distinct_texts(
+        job, kind, table, column, limit=_MAX_RELATIONS, advice=advice, missing="no relation"
+    )

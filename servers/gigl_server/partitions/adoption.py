@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from gigl_loader.errors import GiglError, StorageUnavailable
 from gigl_loader.graph.folder import DiskFolder, graph_directory
-from gigl_loader.graph.graph import open_partitions
+from gigl_loader.graph.local_partitions import open_partitions
 from gigl_loader.graph.manifest import MANIFEST_NAME, Manifest, check_files, files_of, files_of_part
 from gigl_loader.options import check_topology, check_verify
 from gigl_loader.regular_files import open_regular
