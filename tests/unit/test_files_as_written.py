@@ -224,3 +224,21 @@ def test_edges_of_both_directions_have_each_id_twice(
     tables = GraphTables({EDGE: edges_of(tmp_path, "src,dst,id\n" + rows)})
     build_graph(with_reverse_edges(tables, undirected=True), str(tmp_path / "g"))
     assert "edge id" not in caplog.text
+
+
+def test_whole_decimals_are_ids_and_integers_on_demand(tmp_path: Path) -> None:
+    text = "src,dst,t\n0.0,1e0,36.0\n2.000000000000000000e+00,3.,7\n"
+    table = edges_of(tmp_path, text, dtypes={"t": "int64"})
+    assert [each.dtype for each in (table.columns[name] for name in ("src", "dst", "t"))] == ["I64"] * 3  # type: ignore[union-attr]
+    assert values(table) == {"src": [0, 2], "dst": [1, 3], "t": [36, 7]}
+    for bad in ("0.5", "9007199254740993.0", "01.0"):
+        with pytest.raises(FormatError, match=rf"line 1004, column 'src': '{bad}' among integers"):
+            values(edges_of(tmp_path, "src,dst,note\n" + f"0.0,1,{'long ' * 1000}\n" * 1002 + f"{bad},2,\n"))
+    with pytest.raises(FormatError, match=r"line 2, column 't': '36\.5' is no integer"):
+        values(edges_of(tmp_path, "src,dst,t\n0,1,36.5\n", dtypes={"t": "int64"}))
+
+
+def test_masks_of_zeros_and_ones_are_splits(tmp_path: Path) -> None:
+    table = open_nodes(tmp_path, "id,train_mask,x\n0,1,0\n1,0,1\n")
+    assert (table.columns["train_mask"], table.columns["x"]) == (Column("BOOL"), Column("I64"))
+    assert values(table)["train_mask"] == [True, False]

@@ -34,6 +34,8 @@ _BOOLEANS = (*_WORDS[0], "yes", "1"), (*_WORDS[1], "no", "0")
 """Texts that are booleans in a column of them."""
 _WHOLE_FLOAT32 = 1 << 24
 """Up to here, float32 has all whole numbers."""
+_WHOLE_FLOAT64 = 1 << 53
+_MASKS = ("train_mask", "val_mask", "test_mask")
 _SQL_TYPES = {
     "I8": "TINYINT",
     "I16": "SMALLINT",
@@ -59,6 +61,8 @@ class TextColumn:
     is_id: bool = False
     asked: bool = False
     """Whether the user named the dtype."""
+    from_decimals: bool = False
+    """Whether ``1.0`` is the integer 1, as pandas writes it where others are missing."""
 
     def cases(self, text: str) -> list[tuple[str, str]]:
         """Return conditions in SQL on a text, each with the value that it then has. No other text fits."""
@@ -69,7 +73,8 @@ class TextColumn:
             value = f"TRY_CAST({text} AS {_SQL_TYPES[self.kind.dtype]})"
             digits = r"\s*[-+]?(0|[1-9]\d*)\s*" if self.is_id and not self.asked else INTEGER
             fits = f"regexp_full_match({text}, '{digits}') AND {value} IS NOT NULL"
-            return [(f"CAST({value} AS VARCHAR) = {text}", value), none, (fits, value)]
+            found = [(f"CAST({value} AS VARCHAR) = {text}", value), none, (fits, value)]
+            return [*found, self._whole(text)] if self.from_decimals or self.asked else found
         if self.reading in ("decimal", "narrow"):
             return self._decimals(text, none)
         if self.reading == "boolean":
@@ -79,6 +84,15 @@ class TextColumn:
         pattern, kind = (_ZONED, "TIMESTAMPTZ") if self.reading == "zoned" else (_TIME, "TIMESTAMP_NS")
         value = f"TRY_CAST({text} AS {kind})"
         return [(f"regexp_full_match({text}, '{pattern}') AND {value} IS NOT NULL", value), none]
+
+    def _whole(self, text: str) -> tuple[str, str]:
+        """Return the condition on a decimal number that is an integer and not rounded, and its value."""
+        assert isinstance(self.kind, Column)
+        value = f"TRY_CAST({text} AS DOUBLE)"
+        digits = r"\s*[-+]?(0|[1-9]\d*)\.?\d*([eE][-+]?\d+)?\s*"
+        cast = f"TRY_CAST(TRY_CAST({value} AS BIGINT) AS {_SQL_TYPES[self.kind.dtype]})"
+        is_whole = f"{value} = floor({value}) AND abs({value}) < {_WHOLE_FLOAT64} AND {cast} IS NOT NULL"
+        return f"regexp_full_match({text}, '{digits}') AND {is_whole}", cast
 
     def _decimals(self, text: str, none: tuple[str, str]) -> list[tuple[str, str]]:
         value = f"TRY_CAST({text} AS DOUBLE)"
@@ -131,13 +145,23 @@ def column_of(texts: Any, *, is_id: bool, name: str, dtype: str | None, masks: b
     found = _looks_like(_present(texts), is_id=is_id)
     if name == "split" and found.reading != "integer":
         return TextColumn(TEXT, "text")
+    if name in _MASKS and {*compute.unique(_present(texts)).to_pylist()} <= {"0", "1"}:
+        return TextColumn(_BOOL, "boolean")
     if not is_id or found.reading == "integer" or (found.reading == "boolean" and masks):
         return replace(found, is_id=is_id)
+    return _as_ids(texts, found)
+
+
+def _as_ids(texts: Any, found: TextColumn) -> TextColumn:
+    """Return how to read ids that are no integers."""
     if found.reading == "nothing":
         return TextColumn(_I64, "integer", is_id=True)
-    # Pandas writes integers so where some are missing.
-    is_decimal = found.reading in ("decimal", "narrow")
-    return TextColumn(_F64, "decimal", is_id=True) if is_decimal else TextColumn(TEXT, "text", is_id=True)
+    if found.reading not in ("decimal", "narrow"):
+        return TextColumn(TEXT, "text", is_id=True)
+    values = np.asarray(compute.cast(_present(texts), pa.float64()))
+    if bool(((values == np.floor(values)) & (np.abs(values) < _WHOLE_FLOAT64)).all()):
+        return TextColumn(_I64, "integer", is_id=True, from_decimals=True)
+    return TextColumn(_F64, "decimal", is_id=True)
 
 
 def _present(texts: Any) -> Any:
