@@ -223,10 +223,12 @@ class Job:
         self._spills += 1
         return self._temporary / str(self._spills)
 
-    def shared_directory(self, name: str) -> Path:
-        """Make a directory that tasks in other processes of this machine see, until the build ends."""
-        in_scratch = isinstance(self._scratch, DiskScratch)
-        path = Path(self.scratch.location) / "rows" / name if in_scratch else self.temporary_path()
+    def shared_directory(self, name: str) -> Path | None:
+        """Make a directory that all tasks see until the build ends. ``None``: they share no disk."""
+        if self._scratch is not None and not isinstance(self._scratch, DiskScratch):
+            return None
+        shared = self._scratch is not None
+        path = Path(self.scratch.location) / "rows" / name if shared else self.temporary_path()
         path.mkdir(parents=True, exist_ok=True)
         return path
 

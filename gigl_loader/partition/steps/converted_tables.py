@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from gigl_loader.partition.views import readers_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from gigl_loader.partition.job import Job
     from gigl_loader.partition.table import GraphTables
 
@@ -25,11 +27,12 @@ def converted(job: Job, tables: GraphTables) -> Iterator[None]:
     Raises what the first of them that fails raised.
     """
     found = _convertible(tables)
-    if not found:
+    directory = job.shared_directory("tables") if found else None
+    if directory is None:  # Each task reads the sources.
         yield
         return
     try:
-        _convert(job, found)
+        _convert(job, found, directory)
         yield
     finally:
         for table in found:
@@ -42,8 +45,7 @@ def _convertible(tables: GraphTables) -> list[Any]:
     return [reader for reader in readers.values() if hasattr(reader, "convert")]
 
 
-def _convert(job: Job, tables: list[Any]) -> None:
-    directory = job.shared_directory("tables")
+def _convert(job: Job, tables: list[Any], directory: Path) -> None:
     workers = max(job.runner.totals.num_workers, 1)
     memory = max(job.budget.total * 3 // 4, 1)
     threads = max(min(workers, memory // _THREAD_BYTES), 1)
