@@ -6,7 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from gigl_loader.partition.array_table import ArrayTable
+from gigl_loader.partition.likely_ids import first_ids, likely_key, may_be_ids
 from gigl_loader.partition.readers import Table
+from gigl_loader.partition.readers.npy_table import NpyTable
+from gigl_loader.partition.refusals import OptionsNeeded, quoted, type_text
 from gigl_loader.partition.roles import Role
 from gigl_loader.partition.side_by_side import beside
 from gigl_loader.partition.sources import ColumnOptions, is_left_out, new_columns, open_files
@@ -39,6 +43,8 @@ def with_joined(
             kept = [name for name in other.columns if name not in left_out]
             other = ProjectedTable(other, {name: Projection((name,)) for name in kept})
         own_id, other_id = _id_of(table, role, options), _id_of(other, "nodes", options)
+        if other_id is None:
+            _require_order(table, other, own_id, options)
         table = beside(table, other, ids=(own_id, other_id), drops_unknown=drops_unknown)
         ids += [other_id] if other_id is not None else []
     return Joined(table, ids)
@@ -49,6 +55,24 @@ def _id_of(table: Table, role: Role, options: ColumnOptions) -> str | None:
     columns = new_columns(list(table.columns), role=role, options=options)
     found = [name for name, new in columns.items() if new.name == "id" and not is_left_out(name, options)]
     return found[0] if found else None
+
+
+def _require_order(table: Table, other: Table, own_id: str | None, options: ColumnOptions) -> None:
+    """Raise ``OptionsNeeded`` for a file read row by row that has a column of ids."""
+    if isinstance(reader_of(other), (ArrayTable, NpyTable)):
+        return
+    names = [name for name in other.columns if not is_left_out(name, options)]
+    shared = next((name for name in names if own_id is None and name in table.columns), None)
+    if shared is not None and may_be_ids(other, shared):
+        key: str | None = shared
+    else:
+        key = likely_key(other, names, first_ids(table, own_id))
+    if key is not None:
+        scope = "" if options.type is None else f"{type_text(options.type)}:"
+        what = f"no column 'id', and {key!r} looks like ids of {table.name}"
+        if shared is None:
+            what += f"; if both have the same rows in the same order, add --drop {scope}{quoted(key)}"
+        raise OptionsNeeded([f"{other.name}: {what}"], ["--rename", f"{scope}{quoted(key)}=id"])
 
 
 def _require_header(table: Table) -> None:

@@ -396,7 +396,7 @@ def _is_whole(column: IdColumn) -> bool:
     if not isinstance(kind, Column) or kind.shape or kind.dtype not in ("F32", "F64"):
         return False
     chunks = (chunk[column.name] for chunk in column.table.read([column.name], 1 << 20))
-    return all(bool(((np.mod(chunk, 1) == 0) & ~is_rounded(chunk)).all()) for chunk in chunks)
+    return all(bool(((np.trunc(chunk) == chunk) & ~is_rounded(chunk)).all()) for chunk in chunks)
 
 
 def _find_reserved_names(

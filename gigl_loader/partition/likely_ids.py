@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -62,6 +62,30 @@ def likely_ids(tables: GraphTables, node_type: NodeType) -> LikelyIds | None:
         if reading == "distinct" or (reading is not None and is_own):
             return LikelyIds(name, source_of(table, name), usable and reading == "distinct")
     return None
+
+
+def likely_key(other: Table, names: Iterable[str], ids: Array) -> str | None:
+    """Return the column, of ``names``, that is likely to have the ids that each row of a table is about.
+
+    It has values of its own in each row, most of which are ``ids``, not in their order.
+    """
+    for name in names:
+        if _is_role(name) or not (other.columns[name] == TEXT or are_integers(other.columns[name])):
+            continue
+        values = _first_values(other, name)
+        in_order = np.array_equal(values, ids[: len(values)])
+        if not in_order and np.isin(values, ids).mean() > 0.5 and _reading(other, name) == "distinct":
+            return name
+    return None
+
+
+def first_ids(table: Table, name: str | None) -> Array:
+    """Return the first ids of a table: of the column ``name``, or the row numbers."""
+    return np.arange(min(table.num_rows, _DISTINCT)) if name is None else _first_values(table, name)
+
+
+def _is_role(name: str) -> bool:
+    return squeezed(name) in ("y", "label", "split") or name in SPLIT_MASKS
 
 
 def words_in(name: str) -> set[str]:
@@ -123,7 +147,7 @@ def _ends(tables: GraphTables, node_type: NodeType) -> Array:
 
 
 def _first_values(table: Table, name: str, rows: int = _DISTINCT) -> Array:
-    found = [np.empty(0, np.int64)]
+    found: list[Array] = []
     try:
         for row, chunk in numbered(table, [name], _CHUNK):
             found.append(np.asarray(chunk[name]))
@@ -131,7 +155,7 @@ def _first_values(table: Table, name: str, rows: int = _DISTINCT) -> Array:
                 break
     except FormatError:
         pass  # The build reports it.
-    return np.concatenate(found)
+    return np.concatenate(found or [np.empty(0, np.int64)])
 
 
 def _reading(table: Table, name: str) -> Literal["row numbers", "distinct", "repeated"] | None:

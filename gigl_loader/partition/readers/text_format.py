@@ -6,7 +6,9 @@ import codecs
 import csv
 import importlib
 import io
+import lzma
 import re
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from gigl_loader.errors import FormatError
+from gigl_loader.partition.foreign_files import foreign_file
 from gigl_loader.regular_files import open_regular
 
 if TYPE_CHECKING:
@@ -30,7 +33,11 @@ _BY_ENDING = {".csv": ",", ".tsv": "\t", ".psv": "|"}
 _SAMPLE_LINES = 200
 _SCAN_BYTES = 1 << 18
 _MAX_VALUE_BYTES = 1 << 30
+_MAX_NAME = 1 << 12
+"""Characters of the name of a column."""
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError)
+"""Errors of files that are cut off or damaged."""
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2", b"\xfd7zXZ": "xz"}
 csv.field_size_limit(_MAX_VALUE_BYTES)
 
@@ -149,7 +156,7 @@ def layout_of(path: Path | RemotePath, form: CsvFormat) -> TextLayout:
             head = _read_up_to(file, HEAD_BYTES)
         with path.open("rb") if isinstance(path, Path) else path.open_file() as raw:
             compression = compression_of(bytes(raw.read(8)))
-    except (OSError, EOFError) as error:
+    except UNREADABLE as error:
         if isinstance(error, FileNotFoundError):
             raise
         raise FormatError(f"{name}: cannot be read: {error}") from None
@@ -157,6 +164,12 @@ def layout_of(path: Path | RemotePath, form: CsvFormat) -> TextLayout:
     if not head:
         raise FormatError(f"{name}: an empty file")
     text = _decoded(head, name, form, whole=whole)
+    if not text.strip():
+        raise FormatError(f"{name}: no line with a value")
+    if text.startswith("%%MatrixMarket"):  # Its first line without % is no row.
+        refused = foreign_file(path, ".mtx")
+        assert refused is not None
+        raise refused
     lines = text.splitlines(keepends=True) if "\r" not in text else io.StringIO(text, newline="").readlines()
     if not whole and len(lines) > 1:
         lines.pop()
@@ -178,6 +191,8 @@ def layout_of(path: Path | RemotePath, form: CsvFormat) -> TextLayout:
         names = header = _commented_names(comments, delimiter, form.quote, first, max(width, len(first)))
         if not names:
             names, header, skipped = first, first, start + header_lines
+    if max((len(each) for each in names), default=0) > _MAX_NAME:
+        raise FormatError(f"{name}, line {skipped}: no header: a name would have over {_MAX_NAME} characters")
     if widths and len(names) < width == min(widths) and not form.columns:  # More values than names.
         names = [*names, *(f"{names[-1]}_{at}" for at in range(1, 1 + width - len(names)))]
     return TextLayout(
@@ -254,10 +269,18 @@ def _delimiter_in(lines: Sequence[str], name: str, quote: str) -> str:
         if delimiter == BLANKS and (ending is not None or len(records) < 2) and not numbers:
             continue
         if len(widths) == 1 or len({len(each) for each in records[1:]}) == 1:
-            return delimiter
+            return _with_blank(delimiter, lines, quote)
         if delimiter in (usual, "\t", ";", "|"):
             ragged = ragged or delimiter
     return ragged or usual
+
+
+def _with_blank(delimiter: str, lines: Sequence[str], quote: str) -> str:
+    """Return the delimiter with a blank where all lines have one after it: it is no part of texts."""
+    text = "".join(lines)
+    if delimiter not in (",", ";", "|") or (quote and quote in text):
+        return delimiter
+    return f"{delimiter} " if text.count(delimiter) == text.count(f"{delimiter} ") else delimiter
 
 
 def _commented_names(

@@ -45,6 +45,7 @@ from gigl_loader.partition.readers.sql_table import (
 from gigl_loader.partition.readers.text_format import (
     BLANKS,
     COMMENTS,
+    UNREADABLE,
     CsvFormat,
     encoding_of,
     layout_of,
@@ -241,7 +242,7 @@ class TextTable(SqlTable):
                     out.write(piece)
         except BrokenPipeError:
             pass  # DuckDB has read enough.
-        except (OSError, EOFError, UnicodeDecodeError, pa.ArrowException) as error:
+        except (*UNREADABLE, UnicodeDecodeError, pa.ArrowException) as error:
             failures.append(FormatError(f"{self.name}: cannot be read: {error}"))
 
     def _pieces(self) -> Iterator[bytes]:
@@ -290,7 +291,7 @@ class TextTable(SqlTable):
         ):
             try:
                 return read_all(connection.sql(query.replace("{}", source)))
-            except duckdb.Error as error:
+            except (duckdb.Error, pa.ArrowException, OSError) as error:
                 return error
 
     def _explained(self, error: Exception) -> Exception | None:
@@ -409,6 +410,8 @@ class TextTable(SqlTable):
             except UnicodeDecodeError:
                 what = f"no {self._form.encoding}: name the encoding, such as --csv-encoding latin-1"
                 return FormatError(f"{self.name}, line {line + 1} or later: {what}")
+            except UNREADABLE as error:
+                return FormatError(f"{self.name}: cannot be read: {error}")
         return None
 
     def _line(self, row: int) -> int:
@@ -425,7 +428,7 @@ class TextTable(SqlTable):
         shifts: list[tuple[int, int]] = []
         row, shift, line = 0, self._layout.skipped, self._layout.skipped
         names = list(self._layout.names)
-        with suppress(CsvError, UnicodeDecodeError), self._records() as records:
+        with suppress(CsvError, UnicodeDecodeError, *UNREADABLE), self._records() as records:
             for values in records:  # What was found so far is better than nothing.
                 if values and values != names:
                     if line - row > shift:

@@ -1,0 +1,136 @@
+"""Files as people have them: each is built right, or refused in a line that says what to do."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from gigl_loader import FormatError
+from gigl_loader.cli.build_options import TableOptions
+from gigl_loader.cli.table_options import open_tables
+from gigl_loader.graph.schema import HOMOGENEOUS_NODE
+from gigl_loader.partition import ColumnOptions, GraphTables, NodeTable, Table, open_table
+from gigl_loader.partition.foreign_files import ForeignFile
+from gigl_loader.partition.readers.text_format import CsvFormat
+from gigl_loader.partition.refusals import OptionsNeeded
+
+_ROWS = b"src,dst,w\n" + b"".join(
+    b"%d,%d,%d.5\n" % (row, row * 7 % 1000, row % 100) for row in range(200_000)
+)
+
+
+def _read(table: Table) -> dict[str, list[Any]]:
+    chunks = list(table.read(list(table.columns), 1000))
+    return {name: [value for chunk in chunks for value in chunk[name].tolist()] for name in table.columns}
+
+
+def _opened(**options: str) -> GraphTables:
+    given: Any = {name: [value] for name, value in options.items()}
+    return open_tables(TableOptions(**given))
+
+
+def _nodes(tables: GraphTables) -> Table:
+    entry = tables.nodes[HOMOGENEOUS_NODE]
+    assert isinstance(entry, NodeTable)
+    assert entry.rows is not None
+    return entry.rows
+
+
+@pytest.mark.parametrize("text", ["src, dst\nann, bob\nbob, ann\n", "src; dst\nann; bob\nbob; ann\n"])
+def test_a_blank_after_every_delimiter_is_no_part_of_texts(tmp_path: Path, text: str) -> None:
+    (tmp_path / "e.csv").write_text(text)
+    table = open_table(str(tmp_path / "e.csv"), role="edges")
+    assert _read(table) == {"src": ["ann", "bob"], "dst": ["bob", "ann"]}
+
+
+def test_a_blank_after_some_delimiters_is_part_of_texts(tmp_path: Path) -> None:
+    (tmp_path / "e.csv").write_text('src,dst\nann,"bob, jr"\n ann,bob\n')
+    table = open_table(str(tmp_path / "e.csv"), role="edges")
+    assert _read(table) == {"src": ["ann", " ann"], "dst": ["bob, jr", "bob"]}
+
+
+def test_a_matrix_in_a_text_file_is_refused(tmp_path: Path) -> None:
+    """The first of its lines without ``%`` has its size, and would be an edge."""
+    (tmp_path / "m.edges").write_text("%%MatrixMarket matrix coordinate pattern general\n3 3 2\n1 2\n1 3\n")
+    form = ColumnOptions(csv=CsvFormat(columns=("src", "dst", "weight")))
+    with pytest.raises(ForeignFile, match=r"no reader for MatrixMarket; in Python:\n.*\n.*mmread"):
+        open_table(str(tmp_path / "m.edges"), role="edges", options=form)
+
+
+@pytest.mark.parametrize("content", [b"\n\n\n", b"\xef\xbb\xbf", b"  \n \n"])
+def test_a_file_without_values_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "e.csv").write_bytes(content)
+    with pytest.raises(FormatError, match=r"e\.csv: no line with a value"):
+        open_table(str(tmp_path / "e.csv"), role="edges")
+
+
+def test_a_name_of_a_column_that_is_no_name_is_not_printed(tmp_path: Path) -> None:
+    (tmp_path / "e.csv").write_text("x" * 5000 + ",dst\n1,2\n")
+    with pytest.raises(FormatError, match=r"e\.csv, line 1: no header") as caught:
+        open_table(str(tmp_path / "e.csv"), role="edges")
+    assert len(str(caught.value)) < 500
+
+
+def _flipped(content: bytes) -> bytes:
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 255]) + content[middle + 1 :]
+
+
+_COMPRESSED = {
+    "gz": gzip.compress(_ROWS, 1),
+    "bz2": bz2.compress(_ROWS, 1),
+    "xz": lzma.compress(_ROWS, preset=0),
+    "zst": bytes(pa.compress(_ROWS, "zstd", asbytes=True)),
+}
+
+
+@pytest.mark.parametrize(
+    ("ending", "harm"),
+    [*((ending, "cut") for ending in _COMPRESSED), *((ending, "flipped") for ending in ("gz", "bz2", "xz"))],
+)
+def test_a_damaged_compressed_file_is_named(tmp_path: Path, ending: str, harm: str) -> None:
+    content = _COMPRESSED[ending]
+    (tmp_path / f"e.csv.{ending}").write_bytes(content[:-100] if harm == "cut" else _flipped(content))
+    with pytest.raises(FormatError, match=rf"e\.csv\.{ending}[:,]"):
+        _read(open_table(str(tmp_path / f"e.csv.{ending}"), role="edges"))
+
+
+def _write_people(folder: Path) -> tuple[str, str]:
+    (folder / "n.csv").write_text("id,f\n30,0.3\n10,0.1\n20,0.2\n")
+    (folder / "labels.csv").write_text("account,label\n10,1\n20,2\n30,3\n")
+    return str(folder / "n.csv"), str(folder / "labels.csv")
+
+
+def test_a_joined_file_with_a_column_of_ids_is_not_read_by_row(tmp_path: Path) -> None:
+    nodes, labels = _write_people(tmp_path)
+    with pytest.raises(OptionsNeeded, match=r"'account' looks like ids of .*add --drop") as caught:
+        _opened(nodes=nodes, joins=labels)
+    assert caught.value.options == ["--rename", "node:account=id"]
+    found = _read(_nodes(_opened(nodes=nodes, joins=labels, rename="node:account=id")))
+    assert dict(zip(found["id"], found["y"], strict=True)) == {30: 3, 10: 1, 20: 2}
+
+
+def test_the_rows_of_a_joined_file_have_an_order_where_an_option_says_so(tmp_path: Path) -> None:
+    nodes, labels = _write_people(tmp_path)
+    assert _read(_nodes(_opened(nodes=nodes, joins=labels, drop="node:account")))["y"] == [1, 2, 3]
+
+
+def test_ids_that_both_files_call_alike_are_the_key(tmp_path: Path) -> None:
+    (tmp_path / "n.csv").write_text("txId,f\n30,0.3\n10,0.1\n20,0.2\n")
+    (tmp_path / "labels.csv").write_text("txId,label\n10,1\n20,2\n30,3\n")
+    with pytest.raises(OptionsNeeded, match="'txId' looks like ids") as caught:
+        _opened(nodes=str(tmp_path / "n.csv"), joins=str(tmp_path / "labels.csv"))
+    assert caught.value.options == ["--rename", "node:txId=id"]
+
+
+@pytest.mark.parametrize("column", ["label\n2\n0\n1\n", "rank\n30\n10\n20\n", "age\n7\n8\n9\n"])
+def test_columns_that_are_no_ids_are_joined_by_row(tmp_path: Path, column: str) -> None:
+    nodes, _ = _write_people(tmp_path)
+    (tmp_path / "more.csv").write_text(column)
+    assert _nodes(_opened(nodes=nodes, joins=str(tmp_path / "more.csv"))).num_rows == 3
