@@ -42,8 +42,9 @@ def number_lists(texts: Any, delimiter: str, dtype: Any) -> Any:
     if delimiter == _BLANKS:
         parts = pc.ascii_split_whitespace(inner)
     else:
-        inner = pc.replace_substring(inner, delimiter + " ", delimiter)
-        if pc.any(pc.match_substring_regex(inner, r"\s")).as_py():
+        if _has_blanks(inner):
+            inner = pc.replace_substring(inner, delimiter + " ", delimiter)
+        if _has_blanks(inner):
             inner = pc.replace_substring_regex(inner, rf"\s*{re.escape(delimiter)}\s*", delimiter)
         parts = pc.split_pattern(inner, delimiter)
     if pa.types.is_integer(dtype) and pc.any(pc.match_substring(inner, "x")).as_py():
@@ -54,6 +55,10 @@ def number_lists(texts: Any, delimiter: str, dtype: Any) -> Any:
     lengths = pc.list_value_length(parts).fill_null(0).to_numpy(zero_copy_only=False)
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
     return pa.LargeListArray.from_arrays(offsets, values, mask=texts.is_null())
+
+
+def _has_blanks(texts: Any) -> bool:
+    return bool(pc.any(pc.match_substring_regex(texts, r"\s")).as_py())
 
 
 def _without_brackets(texts: Any) -> Any:
