@@ -89,7 +89,9 @@ def open_tables(options: TableOptions) -> GraphTables:
     scoped.drops_unknown = options.unknown_ids.value == "drop"
     scoped.joins = _by_type(options.joins, "--join")
     if strange := [key for key in scoped.joins if key not in types]:
-        raise ValueError(f"--join: no table of type {type_text(strange[0])}: give these files by --nodes")
+        raise ValueError(
+            f"--join: no table of type {type_text(strange[0])}: {_place_of_columns(edges, strange[0])}"
+        )
     edge_tables = {key: _open(key, specs, "edges", scoped, seen) for key, specs in edges.items()}
     node_tables = {key: _node_table(key, specs, scoped, seen) for key, specs in nodes.items()}
     label_tables = {
@@ -306,6 +308,14 @@ def time_columns(
         for kind, names in declared_times(nodes, edges, wanted, f"--time {option}").items():
             found[kind] = tuple(sorted({*found.get(kind, ()), *names}))
     return found
+
+
+def _place_of_columns(edges: Mapping[TableType, Sequence[str]], key: TableType) -> str:
+    """Return how to give the columns of a type that has no table."""
+    if isinstance(key, tuple):
+        return "give these files by --edges"
+    columns = [f"--join {type_text(kind)}=FILES" for kind in edges]
+    return f"give columns of nodes by --nodes, of edges by {' or '.join(columns) or '--edges'}"
 
 
 def _open(key: TableType, specs: Sequence[str], role: Role, scoped: OptionsByTable, seen: list[str]) -> Table:

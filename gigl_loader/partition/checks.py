@@ -14,7 +14,7 @@ from gigl_loader.graph.schema import Column, EdgeType, NodeType
 from gigl_loader.partition.array_table import ArrayTable
 from gigl_loader.partition.likely_ids import are_integers, likely_ids, may_be_ids, words_in
 from gigl_loader.partition.readers import TEXT, Kind, Table
-from gigl_loader.partition.refusals import OptionsNeeded, quoted
+from gigl_loader.partition.refusals import OptionsNeeded, quoted, type_text
 from gigl_loader.partition.roles import end_names, id_names, relation_column, relation_names, type_names
 from gigl_loader.partition.steps.ids import require_integers
 from gigl_loader.partition.steps.text_ids import IdColumn, are_texts, id_columns
@@ -113,6 +113,11 @@ def _find_missing_ends(tables: GraphTables, faults: _Faults) -> None:
             orders = _edge_columns(wanted, reader_of(table))
             faults.note_ends(kind, table, orders[0])
             readings = [_without_header(tables, kind, named, wanted) for named in orders]
+            if relation is None and orders[0].get("column2", orders[0].get("column3")) == TEXT:
+                several = type_text((kind[0], "@relation", kind[2]))
+                faults.problems[-1] += (
+                    f"; if a column names relations, --edges {several}=FILES makes a type of each"
+                )
             if len(readings) > 1:
                 faults.add_readings(readings)
             else:
@@ -136,12 +141,15 @@ def _find_types_in_rows(faults: _Faults, kind: EdgeType, table: Table, types: Se
     if isinstance(reader_of(table), ArrayTable):
         return
     named, listed = " and ".join(map(repr, types)), ",".join(map(quoted, types))
+    relations = relation_names(name for name, held in table.columns.items() if held == TEXT)
+    relation = f"@{relations[0]}" if len(relations) == 1 else kind[1]
+    source, target = (f"@{types[0]}", f"@{types[1]}") if len(types) == 2 else ("@SOURCE_TYPE", "@TARGET_TYPE")
+    several = type_text((source, relation, target))
     faults.problems.append(
         f"{table.name}: {named} give the types of the ends, of which two may have equal ids: give the table "
-        f"as --edges '@SOURCE_TYPE,RELATION,@TARGET_TYPE=FILES' with these columns, or, if all ids differ, "
-        f"add --drop {listed}"
+        f"as --edges '{several}=FILES', or, if all ids differ, add --drop {listed}"
     )
-    faults.renamed[kind] = {*types}
+    faults.renamed[kind] = {*types, *relations}
     faults.hopeless = True
 
 
@@ -290,7 +298,7 @@ def _edge_columns(roles: Sequence[str], reader: Table) -> list[dict[str, Kind]]:
     """Return names for the columns of edges without a header.
 
     Of three texts, the second or the third is the relation: the one that has no value of the first, if the
-    other has some; else both are possible.
+    other has some; else both are possible. Of three integers, the third may be an end only if it has some.
     """
     kinds = list(reader.columns.values())
     orders = [list(roles)]
@@ -299,6 +307,9 @@ def _edge_columns(roles: Sequence[str], reader: Table) -> list[dict[str, Kind]]:
         shares = _shares_values(reader, 2), _shares_values(reader, 1)
         orders = [["src", relation or "column2", "dst"], ["src", "dst", relation or "column3"]]
         orders = [orders[at] for at in (0, 1) if shares[0] == shares[1] or shares[at]]
+    elif len(roles) == 2 and len(kinds) == 3 and all(map(are_integers, kinds)) and _shares_values(reader, 2):
+        others = [orders[0]] if _shares_values(reader, 1) else []
+        orders = [*others, ["src", "column2", "dst"]]
     named = [[*order, *(f"column{at + 1}" for at in range(len(order), len(kinds)))] for order in orders]
     return [dict(zip(names, kinds, strict=False)) for names in named]
 

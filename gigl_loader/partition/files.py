@@ -38,11 +38,11 @@ _KINDS: Mapping[str, Sequence[str]] = {
     "Arrow": (".arrow", ".feather", ".ipc"),
     "ORC": (".orc",),
     ".npy": (".npy",),
-    "JSON lines": (".jsonl", ".ndjson"),
+    "JSON": (".jsonl", ".ndjson"),
     "text": (".csv", ".tsv", ".psv", ".el", ".wel", ".edges", ".edgelist"),
 }
-_LIKELY_TEXTS: Sequence[Sequence[str]] = ((".txt", ".dat"), ("",))
-"""Endings of texts in a directory where no file has an ending that says more, in this order."""
+_LIKELY: Sequence[Sequence[str]] = ((".txt", ".dat"), (".json",), ("",))
+"""Endings of tables in a directory where no file has an ending that says more, in this order."""
 _COMPRESSED = (".gz", ".bz2", ".zst", ".xz")
 _MAGIC = {
     b"PAR1": "Parquet",
@@ -198,7 +198,7 @@ def _tables_among(files: Sequence[_File], spec: str) -> list[_File]:
     """Return the files of a directory that are its table; a warning names the others."""
     usual = [file for file in files if not any(part[0] == "_" and "=" not in part for part in file.parts)]
     found = [file for file in usual if file.kind and (file.kind != ".npy" or len(file.parts) == 1)]
-    for endings in _LIKELY_TEXTS:
+    for endings in _LIKELY:
         found = found or [file for file in usual if file.ending in endings]
     if not found:
         refusals = (foreign_file(file.path, file.ending) for file in files)
@@ -295,7 +295,7 @@ def _open_file(file: _File, role: str, open_text: OpenText) -> Table:
     path = file.path
     if isinstance(path, Path) and not path.is_file():
         raise FormatError(f"{path}: no regular file: tables are read several times")
-    kind = file.kind
+    kind = file.kind or ("JSON" if file.ending == ".json" else "")
     if (refusal := foreign_file(path, file.ending)) is not None:
         raise refusal
     if kind in ("text", ""):
@@ -308,10 +308,10 @@ def _open_file(file: _File, role: str, open_text: OpenText) -> Table:
         from gigl_loader.partition.readers.arrow_files import ArrowFileTable
 
         return ArrowFileTable(path, kind)
-    if kind == "JSON lines":
-        from gigl_loader.partition.readers.query_table import json_lines
+    if kind == "JSON":
+        from gigl_loader.partition.readers.query_table import json_table
 
-        return json_lines(path)
+        return json_table(path)
     if kind == ".npy":
         if not isinstance(path, Path):
             raise ValueError(f"{path}: .npy files are read from a disk: copy it to one")

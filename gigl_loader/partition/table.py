@@ -311,10 +311,15 @@ def _sorted(times: Mapping[NodeType | EdgeType, tuple[str, ...]]) -> list[tuple[
 
 
 def option_for(tables: GraphTables, kind: NodeType | EdgeType, value: str, *, typed: bool = False) -> str:
-    """Return the value of an option for one table. In a homogeneous graph, it names the type if ``typed``."""
-    if tables.homogeneous and not typed:
+    """Return the value of an option for one table. In a homogeneous graph, it names the type if ``typed``.
+
+    A table whose rows name the types of the ends has the type that was given.
+    """
+    table = tables.lists.get(kind) if isinstance(kind, tuple) else None
+    given: EdgeType | None = getattr(table, "given_type", None)
+    if tables.homogeneous and not typed and given is None:
         return value
-    return f"{type_text(kind)}:{value}"
+    return f"{type_text(given or kind)}:{value}"
 
 
 def known_columns(

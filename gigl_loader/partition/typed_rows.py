@@ -52,21 +52,26 @@ def tables_by_type(kind: EdgeType, table: Table) -> dict[EdgeType, Table]:
     for pair in sorted(pairs):
         wanted = dict(zip(names, pair, strict=True))
         source, target = (wanted[columns[end]] if end in columns else kind[end] for end in (0, 2))
-        found[source, kind[1], target] = RowsOfTypes(table, wanted)
+        found[source, kind[1], target] = RowsOfTypes(table, wanted, kind)
     return found
 
 
 class RowsOfTypes(TableView):
     """The rows of a table that have some texts in some columns, without these columns."""
 
-    def __init__(self, table: Table, wanted: Mapping[str, str]) -> None:
+    def __init__(self, table: Table, wanted: Mapping[str, str], given_type: EdgeType) -> None:
         super().__init__(table)
+        self._given_type = given_type
         self._wanted = dict(wanted)
         self.columns = {name: kind for name, kind in table.columns.items() if name not in wanted}
 
     @cached_property
     def _num_rows(self) -> int:
         return sum(len(places) for _, places, _ in self._places([]))
+
+    @property
+    def given_type(self) -> EdgeType:
+        return self._given_type
 
     @property
     def num_rows(self) -> int:
@@ -96,4 +101,4 @@ class RowsOfTypes(TableView):
             yield first, np.flatnonzero(mask), chunk
 
     def _over(self, table: Table) -> RowsOfTypes:
-        return RowsOfTypes(table, self._wanted)
+        return RowsOfTypes(table, self._wanted, self._given_type)

@@ -12,7 +12,7 @@ import numpy as np
 
 from gigl_loader.arrays import Array, first_true
 from gigl_loader.errors import FormatError
-from gigl_loader.graph.schema import Column
+from gigl_loader.graph.schema import Column, EdgeType
 from gigl_loader.partition.readers import TEXT, Kind, Table
 from gigl_loader.partition.readers.shards import numbered, shards_of, stamp_of
 from gigl_loader.tensors import STORAGE_DTYPES
@@ -43,6 +43,11 @@ class TableView:
     def readers(self) -> list[Table]:
         """All tables under all views."""
         return readers_of(self._table)
+
+    @property
+    def given_type(self) -> EdgeType | None:
+        """Type by which options name the table. ``None``: its own."""
+        return getattr(self._table, "given_type", None)
 
     def shards(self, rows: int) -> list[TableView]:
         return [self._over(shard) for shard in shards_of(self._table, rows)]

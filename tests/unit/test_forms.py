@@ -134,3 +134,70 @@ def test_columns_that_are_no_ids_are_joined_by_row(tmp_path: Path, column: str) 
     nodes, _ = _write_people(tmp_path)
     (tmp_path / "more.csv").write_text(column)
     assert _nodes(_opened(nodes=nodes, joins=str(tmp_path / "more.csv"))).num_rows == 3
+
+
+_PAIRS = {"src": [0, 3], "dst": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"src": 0, "dst": 1}\n{"dst": 2, "src": 3}\n', '[{"src": 0, "dst": 1},\n {"src": 3, "dst": 2}]'],
+)
+def test_json_is_read_in_lines_and_in_an_array(tmp_path: Path, text: str) -> None:
+    (tmp_path / "e.json").write_text(text)
+    assert _read(open_table(str(tmp_path / "e.json"), role="edges")) == _PAIRS
+    (tmp_path / "_SUCCESS").touch()
+    assert _read(open_table(str(tmp_path), role="edges")) == _PAIRS
+
+
+def test_json_beside_tables_is_no_table(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "info.json").write_text("{}")
+    (tmp_path / "e.csv").write_text("src,dst\n0,1\n3,2\n")
+    assert _read(open_table(str(tmp_path), role="edges")) == _PAIRS
+    assert "files that are not read: info.json" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("rows", "readings"),
+    [
+        ("5\t0\t7\n7\t1\t9\n9\t0\t5\n", ["src,column2,dst"]),
+        ("5\t7\t0\n7\t9\t1\n9\t5\t0\n", ["src,dst,column3"]),
+        ("5\t1\t3\n7\t5\t5\n5\t7\t1\n", ["src,dst,column3", "src,column2,dst"]),
+        ("1\t2\t0.5\n2\t1\t1.5\n", ["src,dst,column3"]),
+    ],
+)
+def test_the_ends_among_three_integers_are_told_by_common_values(
+    tmp_path: Path, rows: str, readings: list[str]
+) -> None:
+    (tmp_path / "e.tsv").write_text(rows)
+    with pytest.raises(OptionsNeeded) as caught:
+        _opened(edges=str(tmp_path / "e.tsv"))
+    found = [options[1] for options in caught.value.readings] or [caught.value.options[1]]
+    assert found == readings
+
+
+_GRAPH_OF_TYPES = "x_id,x_type,relation,name,y_id,y_type\n1,gene,binds,A,1,drug\n2,gene,binds,B,1,drug\n"
+
+
+def test_options_name_a_table_of_types_as_it_was_given(tmp_path: Path) -> None:
+    (tmp_path / "kg.csv").write_text(_GRAPH_OF_TYPES)
+    edges = f"@x_type,@relation,@y_type={tmp_path / 'kg.csv'}"
+    with pytest.raises(OptionsNeeded, match="'name': holds text") as caught:
+        _opened(edges=edges)
+    assert caught.value.options == ["--drop", "@x_type,@relation,@y_type:name"]
+    assert [*_opened(edges=edges, drop=caught.value.options[1]).edges] == [("gene", "@relation", "drug")]
+
+
+def test_a_table_with_types_in_its_rows_is_refused_with_their_columns(tmp_path: Path) -> None:
+    (tmp_path / "kg.csv").write_text(_GRAPH_OF_TYPES)
+    with pytest.raises(OptionsNeeded, match="as --edges '@x_type,@relation,@y_type=FILES'"):
+        _opened(edges=str(tmp_path / "kg.csv"))
+
+
+def test_columns_that_are_joined_to_no_table_name_that_of_the_edges(tmp_path: Path) -> None:
+    (tmp_path / "e.csv").write_text("src,dst\n0,1\n3,2\n")
+    (tmp_path / "w.csv").write_text("w\n0.5\n1.5\n")
+    edges, weights = str(tmp_path / "e.csv"), str(tmp_path / "w.csv")
+    with pytest.raises(ValueError, match="of edges by --join node,to,node=FILES"):
+        _opened(edges=edges, joins=weights)
+    assert "w" in _opened(edges=edges, joins=f"node,to,node={weights}").edges["node", "to", "node"].columns

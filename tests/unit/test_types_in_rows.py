@@ -75,7 +75,7 @@ def test_a_place_is_that_of_the_row_in_the_file() -> None:
 def test_ids_of_two_types_are_refused_without_their_types() -> None:
     done = run_here("partition", "g", "--edges", "thing,@relation,thing=kg.csv")
     assert done.returncode == 2
-    assert "give the table as --edges '@SOURCE_TYPE,RELATION,@TARGET_TYPE=FILES'" in done.stderr
+    assert "give the table as --edges '@x_type,@relation,@y_type=FILES'" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,6 @@ def _table(listing: Listing, entry: Entry, kind: NodeType | EdgeType, roles: dic
     files, form = listing.files(entry.texts("files")), entry.entry("format").text("name").lower()
     if form not in ("csv", "json", "parquet"):
         raise ValueError(f"{entry.where}: no reader for {form}: write it as Parquet")
-    if form == "json" and not all(file.endswith((".jsonl", ".ndjson")) for file in files):
-        raise ValueError(f"{files[0]}: JSON lines are read from files that end with .jsonl: rename it")
     delimiter = entry.entry("format").text("separator", ",") if form == "csv" else None
     if delimiter is not None:
         listing.delimiter(delimiter, files[0])

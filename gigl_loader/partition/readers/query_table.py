@@ -111,11 +111,11 @@ class QueryTable(SqlTable):
         return kinds
 
 
-def json_lines(path: object) -> QueryTable:
-    """Return the table of a file with a JSON object in each line. All lines say what its columns hold."""
+def json_table(path: object) -> QueryTable:
+    """Return the table of a file of JSON objects, in lines or in an array. All say what its columns hold."""
     if not isinstance(path, Path):
-        raise FormatError(f"{path}: JSON lines are read from a disk: copy it to one")
-    return QueryTable(f"SELECT * FROM read_ndjson({literal(str(path))}, sample_size = -1)", name=str(path))
+        raise FormatError(f"{path}: JSON is read from a disk: copy it to one")
+    return QueryTable(f"SELECT * FROM read_json({literal(str(path))}, sample_size = -1)", name=str(path))
 
 
 def _reason(error: Exception) -> str:
