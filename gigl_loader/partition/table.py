@@ -358,7 +358,7 @@ def unkept_columns(table: Table, roles: Sequence[str]) -> dict[str, Kind]:
 
 def _typed(kind: EdgeType, table: Table) -> Iterator[tuple[EdgeType, Table]]:
     """Yield a table with its type, or those of the types that its rows name."""
-    yield from (tables_by_type(kind, table) if names_types_in_rows(kind) else {kind: table}).items()
+    yield from (tables_by_type(kind, table) if names_types_in_rows(kind, table) else {kind: table}).items()
 
 
 def _opened(table: Any, what: str, role: Role) -> Any:

@@ -10,18 +10,24 @@ import numpy as np
 from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import EdgeType
+from gigl_loader.partition.array_table import ArrayTable
 from gigl_loader.partition.readers import TEXT, Table
 from gigl_loader.partition.readers.shards import numbered
-from gigl_loader.partition.views import TableView
+from gigl_loader.partition.views import TableView, reader_of
 
 _MAX_PAIRS = 1024
 """The table is read for each of them."""
 _ROWS = 1 << 16
 
 
-def names_types_in_rows(kind: EdgeType) -> bool:
-    """Return whether an end of such a type is a column: ``("@x_type", "binds", "@y_type")``."""
-    return kind[0].startswith("@") or kind[2].startswith("@")
+def names_types_in_rows(kind: EdgeType, table: Table) -> bool:
+    """Return whether an end of the type of a table is a column: ``("@x_type", "binds", "@y_type")``.
+
+    Of arrays, which may be those of a graph, only where they have such a column.
+    """
+    columns = [end[1:] for end in (kind[0], kind[2]) if end.startswith("@") and len(end) > 1]
+    in_memory = isinstance(reader_of(table), ArrayTable)
+    return any(not in_memory or name in table.columns for name in columns)
 
 
 def tables_by_type(kind: EdgeType, table: Table) -> dict[EdgeType, Table]:
@@ -31,7 +37,7 @@ def tables_by_type(kind: EdgeType, table: Table) -> dict[EdgeType, Table]:
     tables have no columns of types. ``FormatError`` for a missing column, one without texts, a row without a
     type, and more than 1,024 pairs.
     """
-    columns = {end: kind[end][1:] for end in (0, 2) if kind[end].startswith("@")}
+    columns = {end: kind[end][1:] for end in (0, 2) if kind[end].startswith("@") and len(kind[end]) > 1}
     for name in columns.values():
         held = table.columns.get(name)
         if held != TEXT:
