@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias
 from urllib.parse import quote
 
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.column_names import check_encodable, check_names, check_type_names
-from gigl_loader.graph.columns import Column, VocabularyFile, columns_from_json, columns_to_json
+from gigl_loader.graph.quantization import Quantized
 from gigl_loader.options import EdgeType, NodeType
+from gigl_loader.tensors import STORAGE_DTYPES, ArraySpec
 
 __all__ = [
     "HOMOGENEOUS_EDGE",
@@ -75,6 +77,63 @@ def edge_type_address(edge_type: EdgeType) -> int:
     They depend on the name alone, so that adding a type to a graph changes no draws of other types.
     """
     return zlib.crc32(type_name(edge_type).encode()) & 0xFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One named array with a row per node or edge: its dtype and the shape of a row."""
+
+    dtype: str
+    """A safetensors dtype name, for example ``F32``, which a quantised column has in batches, too."""
+    shape: tuple[int, ...] = ()
+    """Shape of one row: ``()`` for a number, ``(128,)`` for a vector."""
+    unit: str | None = None
+    """``"ns"`` for points in time: nanoseconds since 1970-01-01 UTC, int64. ``None`` for plain numbers."""
+    quantized: Quantized | None = None
+    """Stored form of the values, where they are quantised: rows are bytes in files and frames."""
+    frame: tuple[tuple[str, int], ...] = ()
+    """Names and widths of columns of a ``TensorFrame`` that a row has side by side. Empty: it is of none."""
+
+    def __post_init__(self) -> None:
+        if self.dtype not in STORAGE_DTYPES:
+            raise ValueError(f"unknown dtype {self.dtype!r}; known: {', '.join(STORAGE_DTYPES)}")
+        if any(size < 0 for size in self.shape):
+            raise ValueError(f"negative size in row shape {self.shape}")
+        if self.frame and sum(width for _, width in self.frame) != (*self.shape, 1)[0]:
+            raise ValueError(f"a row of shape {self.shape} cannot hold the columns {self.frame}")
+        if self.unit is not None and (self.unit, self.dtype) != ("ns", "I64"):
+            raise ValueError(f"a unit must be 'ns' of I64, got {self.unit!r} of {self.dtype}")
+        if self.quantized is not None:
+            if self.dtype != "F32":
+                raise ValueError(f"quantised values are read as F32, not as {self.dtype}")
+            self.quantized.check(math.prod(self.shape))
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row in files and frames."""
+        elements = math.prod(self.shape)
+        if self.quantized is not None:
+            return self.quantized.how.row_bytes(elements)
+        return elements * STORAGE_DTYPES[self.dtype].itemsize
+
+    @property
+    def holds_times(self) -> bool:
+        """Whether a row is one integer."""
+        return self.shape in ((), (1,)) and STORAGE_DTYPES[self.dtype].kind in "iu" and self.dtype != "BF16"
+
+    def spec(self, rows: int) -> ArraySpec:
+        """Return the spec of ``rows`` rows of this column in files and frames."""
+        if self.quantized is not None:
+            return ArraySpec("U8", (rows, self.row_bytes))
+        return ArraySpec(self.dtype, (rows, *self.shape))
+
+
+class VocabularyFile(NamedTuple):
+    """A file with the texts that the integers of a column stand for. Several columns may share it."""
+
+    number: int
+    """Number in the name of the file."""
+    num_texts: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,14 +365,16 @@ class GraphSchema:
 
     def to_json(self) -> dict[str, Any]:
         """Return the schema as JSON-able values."""
+        from gigl_loader.graph.schema_json import edges_to_json, nodes_to_json
+
         return {
             "edge_dir": self.edge_dir,
             "homogeneous": self.homogeneous,
             "num_partitions": self.num_partitions,
-            "nodes": [_nodes_to_json(node_type, nodes) for node_type, nodes in self.nodes.items()],
-            "edges": [_edges_to_json(edge_type, edges) for edge_type, edges in self.edges.items()],
+            "nodes": [nodes_to_json(node_type, nodes) for node_type, nodes in self.nodes.items()],
+            "edges": [edges_to_json(edge_type, edges) for edge_type, edges in self.edges.items()],
             **(
-                {"labels": [_edges_to_json(name, pairs) for name, pairs in self.labels.items()]}
+                {"labels": [edges_to_json(name, pairs) for name, pairs in self.labels.items()]}
                 if self.labels
                 else {}
             ),
@@ -322,14 +383,16 @@ class GraphSchema:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> GraphSchema:
         """Return the schema that ``to_json`` wrote. ``FormatError`` for other values."""
+        from gigl_loader.graph.schema_json import edges_from_json, nodes_from_json
+
         try:
             return cls(
                 edge_dir=document["edge_dir"],
                 homogeneous=bool(document["homogeneous"]),
                 num_partitions=int(document["num_partitions"]),
-                nodes=dict(_nodes_from_json(entry) for entry in document["nodes"]),
-                edges=dict(_edges_from_json(entry) for entry in document["edges"]),
-                labels=dict(_edges_from_json(entry) for entry in document.get("labels", [])),
+                nodes=dict(nodes_from_json(entry) for entry in document["nodes"]),
+                edges=dict(edges_from_json(entry) for entry in document["edges"]),
+                labels=dict(edges_from_json(entry) for entry in document.get("labels", [])),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FormatError(f"bad graph schema: {type(error).__name__}: {error}") from None
@@ -347,97 +410,3 @@ def _check_columns(each: NodeSchema | EdgeSchema) -> None:
     for name, file in each.vocabulary_files.items():
         if name not in each.columns or name in each.vocabularies or min(file) < 0:
             raise ValueError(f"the vocabulary of {name!r} is of no column, or comes twice")
-
-
-def _vocabularies_to_json(each: NodeSchema | EdgeSchema) -> dict[str, Any]:
-    words = {name: list(texts) for name, texts in each.vocabularies.items()}
-    files = {name: list(file) for name, file in each.vocabulary_files.items()}
-    return {
-        **({"vocabularies": words} if words else {}),
-        **({"vocabulary_files": files} if files else {}),
-    }
-
-
-def _vocabularies_from_json(entry: Mapping[str, Any]) -> dict[str, Any]:
-    words, files = entry.get("vocabularies", {}), entry.get("vocabulary_files", {})
-    return {
-        "vocabularies": {name: tuple(map(str, texts)) for name, texts in words.items()},
-        "vocabulary_files": {name: VocabularyFile(*map(int, file)) for name, file in files.items()},
-    }
-
-
-def _nodes_to_json(node_type: NodeType, nodes: NodeSchema) -> dict[str, Any]:
-    return {
-        "type": node_type,
-        "count": nodes.count,
-        "bounds": list(nodes.bounds),
-        "ids": nodes.ids,
-        "columns": columns_to_json(nodes.columns),
-        "splits": dict(nodes.splits),
-        **({"text_ids": True} if nodes.text_ids else {}),
-        **({"times": list(nodes.times)} if nodes.times else {}),
-        **_vocabularies_to_json(nodes),
-    }
-
-
-def _nodes_from_json(entry: Mapping[str, Any]) -> tuple[NodeType, NodeSchema]:
-    return entry["type"], NodeSchema(
-        count=int(entry["count"]),
-        bounds=tuple(int(bound) for bound in entry["bounds"]),
-        ids=entry["ids"],
-        columns=columns_from_json(entry["columns"]),
-        splits={name: int(count) for name, count in entry["splits"].items()},
-        text_ids=bool(entry.get("text_ids", False)),
-        times=tuple(str(name) for name in entry.get("times", ())),
-        **_vocabularies_from_json(entry),
-    )
-
-
-def _edges_to_json(edge_type: EdgeType, edges: EdgeSchema) -> dict[str, Any]:
-    return {
-        "type": list(edge_type),
-        "count": edges.count,
-        "wide_indices": edges.wide_indices,
-        "columns": columns_to_json(edges.columns),
-        "weight": edges.weight,
-        "time": edges.time,
-        **({"weights": list(edges.weights)} if edges.weights else {}),
-        **({"times": list(edges.times)} if edges.times else {}),
-        **({} if edges.splits is None else {"splits": _splits_to_json(edges.splits)}),
-        **({} if edges.reverse is None else {"reverse": list(edges.reverse)}),
-        **_vocabularies_to_json(edges),
-    }
-
-
-def _edges_from_json(entry: Mapping[str, Any]) -> tuple[EdgeType, EdgeSchema]:
-    source, relation, destination = entry["type"]
-    return (source, relation, destination), EdgeSchema(
-        count=int(entry["count"]),
-        wide_indices=bool(entry["wide_indices"]),
-        columns=columns_from_json(entry["columns"]),
-        weight=bool(entry["weight"]),
-        time=bool(entry["time"]),
-        weights=tuple(str(name) for name in entry.get("weights", ())),
-        splits=_splits_from_json(entry["splits"]) if "splits" in entry else None,
-        times=tuple(str(name) for name in entry.get("times", ())),
-        reverse=cast("EdgeType", tuple(entry["reverse"])) if "reverse" in entry else None,
-        **_vocabularies_from_json(entry),
-    )
-
-
-def _splits_to_json(splits: EdgeSplits) -> dict[str, Any]:
-    return {
-        "fractions": [[name, fraction] for name, fraction in splits.fractions.items()],
-        "hashed": splits.hashed,
-        "seed": splits.seed,
-        "counts": dict(splits.counts),
-    }
-
-
-def _splits_from_json(entry: Mapping[str, Any]) -> EdgeSplits:
-    return EdgeSplits(
-        fractions={name: float(fraction) for name, fraction in entry["fractions"]},
-        hashed=entry["hashed"],
-        seed=int(entry["seed"]),
-        counts={name: int(count) for name, count in entry["counts"].items()},
-    )

@@ -83,7 +83,7 @@ def test_rows_are_numbered_where_no_column_looks_like_ids(rows: str) -> None:
     assert Graph.open("graph").node_column("node", "Age", 0).tolist() == [20, 0, 10]
 
 
-@pytest.mark.parametrize("rows", ["src,Age\n2,20\n0,0\n0,10\n", "src,Age\n2.0,20\n0.0,0\n1.0,10\n"])
+@pytest.mark.parametrize("rows", ["src,Age\n2,20\n0,0\n0,10\n", "src,Age\n2.5,20\n0.0,0\n1.0,10\n"])
 def test_likely_ids_that_cannot_be_ids_have_no_command(rows: str) -> None:
     Path("n.csv").write_text(rows)
     error = partition("--edges e.csv --nodes n.csv", code=2)
@@ -95,7 +95,7 @@ def test_likely_ids_that_cannot_be_ids_have_no_command(rows: str) -> None:
     ("rows", "said"),
     [
         ("ID,Age\n2,20\n0,0\n0,10\n", "n.csv, line 4, column 'ID': node id 0 occurs a second time"),
-        ("ID,Age\n2.0,20\n0.0,0\n1.0,10\n", "n.csv, column 'id': holds F64, not integers"),
+        ("ID,Age\n2.5,20\n0.0,0\n1.0,10\n", "n.csv, column 'id': holds F64, not integers"),
     ],
 )
 def test_ids_by_convention_that_cannot_be_ids_have_no_command(rows: str, said: str) -> None:
