@@ -95,7 +95,6 @@ def test_likely_ids_that_cannot_be_ids_have_no_command(rows: str) -> None:
     ("rows", "said"),
     [
         ("ID,Age\n2,20\n0,0\n0,10\n", "n.csv, line 4, column 'ID': node id 0 occurs a second time"),
-        ("ID,Age\n2.5,20\n0.0,0\n1.0,10\n", "n.csv, column 'id': holds F64, not integers"),
     ],
 )
 def test_ids_by_convention_that_cannot_be_ids_have_no_command(rows: str, said: str) -> None:
@@ -103,6 +102,12 @@ def test_ids_by_convention_that_cannot_be_ids_have_no_command(rows: str, said: s
     error = partition("--edges e.csv --nodes n.csv", code=2)
     assert said in error
     assert "This would work" not in error
+
+
+def test_ids_that_are_whole_decimals_are_integers() -> None:
+    Path("n.csv").write_text("ID,Age\n2.0,20\n0.0,0\n1.0,10\n")
+    partition("--edges e.csv --nodes n.csv")
+    assert Graph.open("graph").node_column("node", "Age", 0).tolist() == [0, 10, 20]
 
 
 @pytest.mark.parametrize("option", ["--rename node:ID=rank", "--drop ID", "--rename ID=ID --row-ids node"])
