@@ -14,7 +14,7 @@ import pytest
 from gigl_loader import FormatError
 from gigl_loader.cli.build_options import TableOptions
 from gigl_loader.cli.table_options import open_tables
-from gigl_loader.graph.schema import HOMOGENEOUS_NODE
+from gigl_loader.graph.schema import HOMOGENEOUS_NODE, Column
 from gigl_loader.partition import ColumnOptions, GraphTables, NodeTable, Table, open_table
 from gigl_loader.partition.foreign_files import ForeignFile
 from gigl_loader.partition.readers.text_format import CsvFormat
@@ -201,3 +201,41 @@ def test_columns_that_are_joined_to_no_table_name_that_of_the_edges(tmp_path: Pa
     with pytest.raises(ValueError, match="of edges by --join node,to,node=FILES"):
         _opened(edges=edges, joins=weights)
     assert "w" in _opened(edges=edges, joins=f"node,to,node={weights}").edges["node", "to", "node"].columns
+
+
+def test_a_text_file_may_have_thousands_of_columns(tmp_path: Path) -> None:
+    names = [f"w{at}" for at in range(3000)]
+    (tmp_path / "n.csv").write_text(",".join(["id", *names]) + "\n7" + ",0.5" * 3000 + "\n")
+    table = open_table(str(tmp_path / "n.csv"), role="nodes")
+    assert [chunk["w2999"].tolist() for chunk in table.read(["id", "w2999"], 10)] == [[0.5]]
+
+
+def test_a_text_file_with_too_many_columns_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "n.csv").write_text("id" + ",w" * 20_000 + "\n7" + ",0" * 20_000 + "\n")
+    with pytest.raises(FormatError, match=r"20001 columns: text files may have 16384: .* \.npy or Parquet"):
+        open_table(str(tmp_path / "n.csv"), role="nodes")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kind"),
+    [
+        ("1.0", "2.", Column("I64")),
+        ("1.000000000000000000e+00", "2.000000000000000000e+01", Column("I64")),
+        ("1.23457E+15", "1.23457E+15", Column("F64")),
+        ("1e+06", "2e+06", Column("F64")),
+    ],
+)
+def test_only_decimal_numbers_with_all_digits_are_ids(
+    tmp_path: Path, first: str, second: str, kind: Column
+) -> None:
+    """Excel writes 1234567890123456 so: other integers look the same."""
+    (tmp_path / "e.csv").write_text(f"src,dst\n{first},1\n{second},2\n")
+    assert open_table(str(tmp_path / "e.csv"), role="edges").columns["src"] == kind
+
+
+@pytest.mark.parametrize("cells", [("1,234", "5,678"), ("0,5", "12,25"), ("1,234,567.5", "2,345,678.0")])
+def test_numbers_with_commas_are_not_proposed_as_vectors(tmp_path: Path, cells: tuple[str, str]) -> None:
+    (tmp_path / "e.csv").write_text(f'src,dst,n\n0,1,"{cells[0]}"\n1,2,"{cells[1]}"\n')
+    with pytest.raises(OptionsNeeded) as caught:
+        _opened(edges=str(tmp_path / "e.csv"))
+    assert caught.value.options == ["--drop", "n"]

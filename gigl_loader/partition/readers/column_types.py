@@ -25,6 +25,9 @@ INTEGER = r"\s*[-+]?\d+\s*"
 _DECIMAL = r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*|\s*[-+]?(?i:inf(inity)?)\s*"
 _TIME = r"\s*\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2}(\.\d{1,9})?)?)?\s*"
 _ZONED = r"\s*\d{4}-\d{2}-\d{2}[ T]\d{2}:\d{2}(:\d{2}(\.\d{1,6})?)?\s*(Z|[-+]\d{2}(:?\d{2})?)\s*"
+_DECIMAL_DIGITS = r"\s*[-+]?(0|[1-9]\d*)\.?\d*([eE][-+]?\d+)?\s*"
+_ALL_DIGITS = r"\s*[-+]?((0|[1-9]\d*)(\.0*)?([eE][-+]?0+)?|\d\.\d{15,}[eE][-+]?\d{1,2})\s*"
+"""Decimal numbers with all of their digits: ``1.23457E+15`` may stand for several integers."""
 _ZERO_LED = r"^\s*[-+]?0\d"
 _FEW = 16
 """Distinct texts that may all be ways to write true and false."""
@@ -89,7 +92,7 @@ class TextColumn:
         """Return the condition on a decimal number that is an integer and not rounded, and its value."""
         assert isinstance(self.kind, Column)
         value = f"TRY_CAST({text} AS DOUBLE)"
-        digits = r"\s*[-+]?(0|[1-9]\d*)\.?\d*([eE][-+]?\d+)?\s*"
+        digits = _DECIMAL_DIGITS if self.asked else _ALL_DIGITS
         cast = f"TRY_CAST(TRY_CAST({value} AS BIGINT) AS {_SQL_TYPES[self.kind.dtype]})"
         is_whole = f"{value} = floor({value}) AND abs({value}) < {_WHOLE_FLOAT64} AND {cast} IS NOT NULL"
         return f"regexp_full_match({text}, '{digits}') AND {is_whole}", cast
@@ -159,6 +162,8 @@ def _as_ids(texts: Any, found: TextColumn) -> TextColumn:
     if found.reading not in ("decimal", "narrow"):
         return TextColumn(TEXT, "text", is_id=True)
     values = np.asarray(compute.cast(_present(texts), pa.float64()))
+    if not compute.all(compute.match_substring_regex(_present(texts), f"^({_ALL_DIGITS})$")).as_py():
+        return TextColumn(_F64, "decimal", is_id=True)
     if bool(((values == np.floor(values)) & (np.abs(values) < _WHOLE_FLOAT64)).all()):
         return TextColumn(_I64, "integer", is_id=True, from_decimals=True)
     return TextColumn(_F64, "decimal", is_id=True)

@@ -23,14 +23,22 @@ _STREAM_BYTES = 512 << 20
 _GROUP_BYTES = 8 << 20
 """Of a row group of a converted table: the least that a task reads."""
 _LEAST_BYTES = 48 << 20
+_COLUMN_BYTES = 160 << 10
+"""Least memory of DuckDB for each column: its vectors have 2,048 rows, at every step."""
+_WIDE = 128
+"""Columns from which on DuckDB is not to look for equal expressions: it compares each with each."""
 _BLOCK_ROWS = 2048  # DuckDB's vectors.
 
 
 @contextmanager
-def connected(*, memory_bytes: int, threads: int, temporary: str | None) -> Iterator[Any]:
-    """Lend a connection of DuckDB to a database in memory. It writes to ``temporary`` alone."""
+def connected(*, memory_bytes: int, threads: int, temporary: str | None, columns: int = 0) -> Iterator[Any]:
+    """Lend a connection of DuckDB to a database in memory. It writes to ``temporary`` alone.
+
+    ``columns`` is the number of columns that are read.
+    """
+    least = _LEAST_BYTES + columns * _COLUMN_BYTES
     config: dict[str, Any] = {
-        "memory_limit": f"{max(memory_bytes, _LEAST_BYTES) >> 20}MiB",
+        "memory_limit": f"{max(memory_bytes, least) >> 20}MiB",
         "threads": threads,
         "temp_directory": temporary or "",
         "preserve_insertion_order": True,
@@ -39,6 +47,8 @@ def connected(*, memory_bytes: int, threads: int, temporary: str | None) -> Iter
     }
     with closing(duckdb.connect(config=config)) as connection:
         connection.execute("SET TimeZone = 'UTC'")
+        if columns >= _WIDE:
+            connection.execute("SET disabled_optimizers = 'common_subexpressions'")
         yield connection
 
 
@@ -111,7 +121,10 @@ class SqlTable:
             with (
                 self._selecting(list(self.columns)) as select,
                 connected(
-                    memory_bytes=memory_bytes, threads=threads, temporary=str(path.parent)
+                    memory_bytes=memory_bytes,
+                    threads=threads,
+                    temporary=str(path.parent),
+                    columns=len(self.columns),
                 ) as connection,
             ):
                 self._connection = connection
@@ -161,7 +174,9 @@ class SqlTable:
             again = done
             with (
                 self._selecting(names) as select,
-                connected(memory_bytes=_STREAM_BYTES, threads=1, temporary=None) as connection,
+                connected(
+                    memory_bytes=_STREAM_BYTES, threads=1, temporary=None, columns=len(names)
+                ) as connection,
             ):
                 try:
                     for batch in _reader(connection.sql(select), rows):

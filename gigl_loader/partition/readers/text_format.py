@@ -35,6 +35,8 @@ _SCAN_BYTES = 1 << 18
 _MAX_VALUE_BYTES = 1 << 30
 _MAX_NAME = 1 << 12
 """Characters of the name of a column."""
+_MAX_COLUMNS = 1 << 14
+"""DuckDB needs 160 KiB of memory and 2 ms for each."""
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError)
 """Errors of files that are cut off or damaged."""
@@ -191,8 +193,7 @@ def layout_of(path: Path | RemotePath, form: CsvFormat) -> TextLayout:
         names = header = _commented_names(comments, delimiter, form.quote, first, max(width, len(first)))
         if not names:
             names, header, skipped = first, first, start + header_lines
-    if max((len(each) for each in names), default=0) > _MAX_NAME:
-        raise FormatError(f"{name}, line {skipped}: no header: a name would have over {_MAX_NAME} characters")
+    _check_names(names, f"{name}, line {skipped}")
     if widths and len(names) < width == min(widths) and not form.columns:  # More values than names.
         names = [*names, *(f"{names[-1]}_{at}" for at in range(1, 1 + width - len(names)))]
     return TextLayout(
@@ -208,6 +209,14 @@ def layout_of(path: Path | RemotePath, form: CsvFormat) -> TextLayout:
         row_bytes=max(len(head) / max(len(lines), 1), 1.0),
         is_utf16=encoding_of(head, form) == "utf-16",
     )
+
+
+def _check_names(names: Sequence[str], where: str) -> None:
+    if len(names) > _MAX_COLUMNS:
+        what = f"{len(names)} columns: text files may have {_MAX_COLUMNS}: write vectors as .npy or Parquet"
+        raise FormatError(f"{where}: {what}")
+    if max((len(each) for each in names), default=0) > _MAX_NAME:
+        raise FormatError(f"{where}: no header: a name would have over {_MAX_NAME} characters")
 
 
 def only_integers(file: BinaryIO, delimiter: bytes) -> bool:

@@ -287,7 +287,9 @@ class TextTable(SqlTable):
         """Return the rows of a query, or its error. ``{}`` stands for the rows of the file."""
         with (
             self._source(where) as source,
-            connected(memory_bytes=_QUERY_MEMORY, threads=1, temporary=None) as connection,
+            connected(
+                memory_bytes=_QUERY_MEMORY, threads=1, temporary=None, columns=len(self._layout.names)
+            ) as connection,
         ):
             try:
                 return read_all(connection.sql(query.replace("{}", source)))

@@ -17,6 +17,9 @@ _BRACKETS = (("[", "]"), ("(", ")"), ("{", "}"))
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _LIST = rf"^\s*[\[({{]?\s*{_NUMBER}(?:\s*[;|,]\s*{_NUMBER}|\s+{_NUMBER})+\s*[\])}}]?\s*$"
 
+_ONE_NUMBER = r"^\s*[-+]?(?:\d+,\d+|\d{1,3}(?:,\d{3})+(?:\.\d+)?)\s*$"
+"""Texts that may be a number, with a decimal comma or with commas between thousands."""
+
 
 def present(cells: Any) -> Any:
     """Return an array of texts as one of Arrow, in which those that stand for a missing value are null."""
@@ -98,6 +101,8 @@ def common_length(cells: Any) -> int | None:
     """Return how many numbers each text has. ``None``: that differs, or a text is no list of numbers."""
     found = present(cells).drop_null()
     if not len(found) or not pc.all(pc.match_substring_regex(found, _LIST)).as_py():
+        return None
+    if pc.all(pc.match_substring_regex(found, _ONE_NUMBER)).as_py():
         return None
     try:
         lists = number_lists(found, delimiter_of(found), pa.float64())
