@@ -289,7 +289,10 @@ def test_join_to_a_number_of_nodes_and_to_edges(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--join", "item={}/y.csv"), "--join: no table of type item: give columns of nodes by --nodes, of edges by --join"),
+        (
+            ("--join", "item={}/y.csv"),
+            "--join: no table of type item: give columns of nodes by --nodes, of edges by --join",
+        ),
         (
             ("--join", "{}/short.csv"),
             "n.csv has 3 rows, {}/short.csv has 1: files side by side have the same",
