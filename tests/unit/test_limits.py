@@ -73,6 +73,7 @@ def test_pages_of_files_are_not_memory_that_a_process_holds(tmp_path: Path) -> N
         mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ), np.uint8)
     assert mapped.max() == 0
     assert held_bytes() - before < size // 2
-    ours = np.frombuffer(mmap.mmap(-1, size), np.uint8)  # An allocator may give pages that it held before.
+    # An allocator may give pages that it held before.
+    ours = np.frombuffer(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
     ours[:] = 1
     assert held_bytes() - before > size // 2
