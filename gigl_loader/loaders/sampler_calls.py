@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -28,6 +30,11 @@ logger = logging.getLogger(__name__)
 
 _GRACE_S = 0.1
 """Beyond the deadline of a call, for the error of its source, which names the host that is late."""
+
+
+_EXIT_S = 1.0
+"""Time for the threads of all samplers at the end of the script."""
+_OPEN: weakref.WeakSet[Turns] = weakref.WeakSet()
 
 
 class Call:
@@ -129,6 +136,8 @@ class Turns:
     """
 
     def __init__(self, open_batches: Callable[[], SingleBatches], *, limit: int, name: str) -> None:
+        self.owner = os.getpid()
+        """Process that has the threads: a forked child has none of them."""
         self._open_batches = open_batches
         self._limit = limit
         self._name = name
@@ -140,6 +149,7 @@ class Turns:
         self._idle = 0
         """Threads that wait for a call."""
         self._closed = False
+        _OPEN.add(self)
 
     @property
     def num_sources(self) -> int:
@@ -214,6 +224,14 @@ def _serve(turns: Turns, batches: SingleBatches) -> None:
 
 
 def close_turns(turns: Turns, owner: int) -> None:
-    """Close without a wait: where a sampler was collected, or the script ends."""
+    """Close without a wait, where a sampler was collected."""
     if os.getpid() == owner:
         turns.close(wait_s=0)
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close all turns, and wait for their threads: one that the script's end cuts off keeps its source."""
+    deadline = time.monotonic() + _EXIT_S
+    for turns in [each for each in _OPEN if each.owner == os.getpid()]:
+        turns.close(wait_s=max(deadline - time.monotonic(), 0.0))

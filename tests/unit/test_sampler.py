@@ -7,6 +7,8 @@ import gc
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -631,3 +633,27 @@ def test_a_close_frees_the_calls_that_wait_for_a_server(graph: Path) -> None:
             with pytest.raises(RuntimeError, match=r"was closed$"):
                 call.result(WAIT_S)
             assert time.monotonic() - began < 10
+
+
+SLOW_TO_CLOSE = """
+import sys, time
+import gigl_loader.loaders.single_batches as single
+from gigl_loader import DistDataset
+close = single.SingleBatches.close
+single.SingleBatches.close = lambda self: (time.sleep(0.2), close(self))[1]
+print(DistDataset.open(sys.argv[1]).sampler([3], device="cpu").sample([0]).batch_size)
+sampler = DistDataset.open(sys.argv[1]).sampler([3], device="cpu")
+print(sampler.sample([0]).batch_size)
+"""
+
+
+@pytest.mark.slow  # It imports torch anew.
+def test_a_script_that_ends_leaves_no_source_open(graph: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SLOW_TO_CLOSE, str(graph)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert (done.stdout, done.stderr) == ("1\n1\n", "")
