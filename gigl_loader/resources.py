@@ -30,6 +30,11 @@ _OF_PROCESSES = "ulimit -u, RLIMIT_NPROC, or pids.max of the control group"
 _LIBRARY_DATA_BYTES = 200 << 20  # Measured without stacks: 130 MB.
 
 
+def usable_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
     """What a service takes of the system once it runs."""

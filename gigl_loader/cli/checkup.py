@@ -17,7 +17,7 @@ from typing import Literal
 
 from gigl_loader.errors import naming_extra
 from gigl_loader.options import size_text
-from gigl_loader.resources import free_memory
+from gigl_loader.resources import free_memory, usable_cores
 
 _LITTLE_MEMORY = 1 << 30
 
@@ -80,9 +80,10 @@ def _version_of(name: str) -> str | None:
 def _processor() -> Finding:
     flags = _cpu_field("flags").split()
     vectors = [name for name in ("avx2", "avx512f") if name in flags]
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     model = _cpu_field("model name") or platform.machine()
-    return Finding("processor", "ok", f"{model}, {usable} cores usable, {', '.join(vectors) or 'no AVX2'}")
+    return Finding(
+        "processor", "ok", f"{model}, {usable_cores()} cores usable, {', '.join(vectors) or 'no AVX2'}"
+    )
 
 
 def _cpu_field(name: str) -> str:

@@ -27,6 +27,7 @@ from gigl_loader.channel.frame import CARRIED_AT, RESIDENT
 from gigl_loader.errors import FormatError
 from gigl_loader.loaders.ledger_file import LedgerFile
 from gigl_loader.native import draws
+from gigl_loader.resources import usable_cores
 from gigl_loader.tensors import STORAGE_DTYPES
 from gigl_loader.threads import ThreadPool
 
@@ -107,7 +108,7 @@ class FrameDigests:
             raise ImportError("ledgers need BLAKE3: pip install 'gigl-loader[audit]'") from None
         # One thread of its own: its pool of threads does not survive a fork.
         self._hash: Callable[[Bytes], bytes] = lambda piece: blake3(piece.data).digest()
-        threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
+        threads = min(usable_cores(), _MOST_THREADS)
         self._pool = ThreadPool(threads, thread_name_prefix="ledger") if threads > 1 else None
 
     def __call__(self, frame: Frame, resident: Transfer | None = None) -> dict[str, str]:

@@ -33,10 +33,13 @@ _END_WORDS: Mapping[str, frozenset[str]] = {
     "dst": frozenset({"dst", "target", "destination", "to", "tail", "object", "end"}),
 }
 """Words in the names of columns that are likely to be the ends."""
-_FIRST_ROWS = 1000
+_RELATION = "relation"
+"""Name for the relations of triples without a header."""
 _RELATION_WORDS = frozenset({"relation", "rel", "predicate", "type", "kind", "edge", "action"})
 _FIRST_ROWS = 1000
-"""Rows whose texts may be lists of numbers."""
+"""Rows whose texts may be lists of numbers, or names of categories."""
+_OFTEN = 4
+"""Times that the texts of categories come in them, on average."""
 
 
 @dataclass(slots=True)
@@ -113,7 +116,7 @@ def _find_missing_ends(tables: GraphTables, faults: _Faults) -> None:
             orders = _edge_columns(wanted, reader_of(table))
             faults.note_ends(kind, table, orders[0])
             readings = [_without_header(tables, kind, named, wanted) for named in orders]
-            if relation is None and orders[0].get("column2", orders[0].get("column3")) == TEXT:
+            if relation is None and _RELATION in orders[0]:
                 several = type_text((kind[0], "@relation", kind[2]))
                 faults.problems[-1] += (
                     f"; if a column names relations, --edges {several}=FILES makes a type of each"
@@ -172,8 +175,11 @@ def _without_header(
 ) -> list[str]:
     """Return the options that read a table of edges without a header, given names for its columns."""
     options = ["--csv-columns", option_for(tables, kind, ",".join(map(quoted, named)))]
-    if unkept := [name for name, held in named.items() if held == TEXT and name not in wanted]:
-        options += ["--drop", option_for(tables, kind, ",".join(unkept))]
+    unkept = [name for name, held in named.items() if held == TEXT and name not in wanted]
+    if _RELATION in unkept:
+        options += ["--encode", option_for(tables, kind, _RELATION)]
+    if left := [name for name in unkept if name != _RELATION]:
+        options += ["--drop", option_for(tables, kind, ",".join(left))]
     return options
 
 
@@ -303,9 +309,9 @@ def _edge_columns(roles: Sequence[str], reader: Table) -> list[dict[str, Kind]]:
     kinds = list(reader.columns.values())
     orders = [list(roles)]
     if kinds[:3] == [TEXT] * 3:
-        relation = roles[1] if len(roles) == 3 else ""
+        relation = roles[1] if len(roles) == 3 else _RELATION
         shares = _shares_values(reader, 2), _shares_values(reader, 1)
-        orders = [["src", relation or "column2", "dst"], ["src", "dst", relation or "column3"]]
+        orders = [["src", relation, "dst"], ["src", "dst", relation]]
         orders = [orders[at] for at in (0, 1) if shares[0] == shares[1] or shares[at]]
     elif len(roles) == 2 and len(kinds) == 3 and all(map(are_integers, kinds)) and _shares_values(reader, 2):
         others = [orders[0]] if _shares_values(reader, 1) else []
@@ -458,11 +464,23 @@ def _find_unkept_columns(tables: GraphTables, faults: _Faults) -> None:
         for name in vectors:
             named = quoted(source_of(table, name))
             faults.options += ["--vector", option_for(tables, kind, named, typed=name in elsewhere)]
-        if left := [name for name in unkept if name not in vectors]:
+        categories = [name for name in unkept if name not in vectors and _holds_categories(table, name)]
+        for name in categories:
+            named = quoted(source_of(table, name))
+            faults.options += ["--encode", option_for(tables, kind, named, typed=name in elsewhere)]
+        if left := [name for name in unkept if name not in vectors and name not in categories]:
             listed = ",".join(quoted(source_of(table, name)) for name in left)
             dropped[option_for(tables, kind, listed, typed=not elsewhere.isdisjoint(left))] = None
     faults.problems[:] = dict.fromkeys(faults.problems)
     faults.options += [each for option in dropped for each in ("--drop", option)]
+
+
+def _holds_categories(table: Table, name: str) -> bool:
+    """Return whether the first texts of a column are a few that come again and again."""
+    if table.columns[name] != TEXT:
+        return False
+    texts = next(iter(table.read([name], _FIRST_ROWS)), {name: np.empty(0, object)})[name]
+    return _OFTEN * len({*texts} - {""}) <= len(texts)
 
 
 def _holds_vectors(table: Table, name: str) -> bool:

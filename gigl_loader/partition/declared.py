@@ -119,7 +119,11 @@ def check_time_column(column: Column | str | None, name: str, what: object) -> N
         raise ValueError(f"{what} has no column {name!r} to take times from")
     if not isinstance(column, Column) or not column.holds_times:
         held = f"{column.dtype} {list(column.shape)}" if isinstance(column, Column) else str(column)
-        raise ValueError(f"{what}, column {name!r} holds {held}: a time is one integer (seconds, days, ...)")
+        query = f'SELECT * REPLACE (round("{name}" * 1000)::BIGINT AS "{name}") FROM ...'
+        raise ValueError(
+            f"{what}, column {name!r} holds {held}: a time is one integer (seconds, days, ...); a query "
+            f"makes one of fractions: {query}"
+        )
 
 
 def declared(

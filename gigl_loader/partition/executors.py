@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from gigl_loader.partition.job import available_memory
 from gigl_loader.processes import FreshProcess, describe_status, is_stopped
-from gigl_loader.resources import naming_process_limit
+from gigl_loader.resources import naming_process_limit, usable_cores
 
 if TYPE_CHECKING:
     from gigl_loader.partition.tasks import TaskSetting
@@ -104,7 +104,7 @@ class LocalExecutor:
     def plan(self, memory_limit: int | None) -> WorkPlan:
         alone = WorkPlan.alone(memory_limit)
         total = alone.memory_bytes
-        wanted = _usable_cores() if self._wanted is None else self._wanted
+        wanted = usable_cores() if self._wanted is None else self._wanted
         self._num_workers = min(wanted, total // (_PROCESS_BYTES + _LEAST_TASK_BYTES))
         if self._num_workers < 2:
             return alone
@@ -229,7 +229,3 @@ class _Worker:
             self._process.send_signal(9)
             status = self._process.wait(_EXIT_SECONDS)
         return status
-
-
-def _usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

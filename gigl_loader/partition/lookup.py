@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 
@@ -18,9 +17,9 @@ from gigl_loader.graph.schema import Column
 from gigl_loader.partition.readers import TEXT, Kind, Table
 from gigl_loader.partition.readers.arrow_stream import ArrowStreamTable
 from gigl_loader.partition.readers.shards import numbered
-from gigl_loader.partition.readers.sql_table import alias, connected, cores, shortened
+from gigl_loader.partition.readers.sql_table import alias, connected, shortened, sql_errors
 from gigl_loader.partition.views import ProjectedTable, Projection, TableView
-from gigl_loader.resources import free_memory
+from gigl_loader.resources import free_memory, usable_cores
 from gigl_loader.tensors import STORAGE_DTYPES
 
 logger = logging.getLogger(__name__)
@@ -74,7 +73,7 @@ def _looked_up(
     memory_bytes = free_memory().nbytes // 4
     with (
         tempfile.TemporaryDirectory(prefix="gigl-join-") as directory,
-        connected(memory_bytes=memory_bytes, threads=cores(), temporary=directory) as connection,
+        connected(memory_bytes=memory_bytes, threads=usable_cores(), temporary=directory) as connection,
     ):
         try:
             _insert(connection, "ids", _ids(table, ids[0]))
@@ -84,7 +83,7 @@ def _looked_up(
             columns = ["ids.id", *map(alias, range(len(names)))]
             select = f"SELECT {', '.join(columns)} FROM ids LEFT JOIN rows USING (id) ORDER BY ids.place"
             return ArrowStreamTable(_named(connection.sql(select), [_ID, *names]), other.name)
-        except duckdb.Error as error:
+        except sql_errors() as error:
             raise FormatError(f"{other.name}: cannot be looked up by id: {shortened(error)}") from None
 
 

@@ -239,3 +239,27 @@ def test_numbers_with_commas_are_not_proposed_as_vectors(tmp_path: Path, cells: 
     with pytest.raises(OptionsNeeded) as caught:
         _opened(edges=str(tmp_path / "e.csv"))
     assert caught.value.options == ["--drop", "n"]
+
+
+def test_texts_that_come_again_and_again_are_to_be_encoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{at},{('1', '2', 'unknown')[at % 3]},name {at}" for at in range(24)]
+    (tmp_path / "n.csv").write_text("\n".join(["id,class,name", *rows, ""]))
+    with pytest.raises(OptionsNeeded) as caught:
+        _opened(nodes="n.csv")
+    assert caught.value.options == ["--encode", "class", "--drop", "name"]
+
+
+def test_times_with_a_zone_keep_nanoseconds(tmp_path: Path) -> None:
+    (tmp_path / "n.csv").write_text(
+        "id,t\n0,2020-01-01T00:00:00.123456789+01:00\n1,1970-01-01 00:00:00Z\n2,2020-01-01 00:00:00.5-02\n"
+    )
+    times = _read(open_table(str(tmp_path / "n.csv"), role="nodes"))["t"]
+    assert times == [1577833200123456789, 0, 1577844000500000000]
+    (tmp_path / "n.csv").write_text("id,t\n0,9999-01-01T00:00:00Z\n")
+    with pytest.raises(
+        FormatError, match=r"9999-01-01T00:00:00Z .* outside 1677 to 2262.*: leave the column"
+    ):
+        _read(open_table(str(tmp_path / "n.csv"), role="nodes"))

@@ -169,8 +169,8 @@ def test_two_readings_are_refused_with_the_commands_of_both() -> None:
 def test_texts_without_a_convention_may_have_a_header_or_none_and_two_orders() -> None:
     error = partition("--edges e.csv", code=2, e="ann,friend,bob\ncat,enemy,dan\n")
     commands = error.strip().partition("Choose: ")[2].split("; or: ")
-    assert "--csv-columns src,column2,dst --drop column2" in commands[1]
-    assert "--csv-columns src,dst,column3 --drop column3" in commands[2]
+    assert "--csv-columns src,relation,dst --encode relation" in commands[1]
+    assert "--csv-columns src,dst,relation --encode relation" in commands[2]
     found = []
     for command in commands:
         assert run_here(*shlex.split(command)[1:]).returncode == 0
@@ -185,7 +185,7 @@ def test_texts_without_a_convention_may_have_a_header_or_none_and_two_orders() -
 def test_the_order_of_triples_is_known_where_ends_have_values_in_common() -> None:
     error = partition("--edges e.csv", code=2, e="ann,bob,friend\nbob,cat,enemy\n")
     assert error.count("--csv-columns") == 1
-    assert "--csv-columns src,dst,column3 --drop column3" in error
+    assert "--csv-columns src,dst,relation --encode relation" in error
     error = partition("--edges p,@kind,p=e.csv", code=2, e="ann,bob,likes\nbob,ann,likes\nann,cat,friend\n")
     assert "--csv-columns p,@kind,p:src,dst,kind" in error
 

@@ -87,7 +87,11 @@ REFUSED: dict[str, tuple[str, list[str], tuple[int, int]]] = {
         ["the first line, 'ann,likes,bob', looks", "--csv-columns ent,@rel,ent:src,rel,dst"],
         (3, 3),
     ),
-    "triples of one type": ("--edges triples.tsv", ["--csv-columns src,column2,dst --drop column2"], (3, 3)),
+    "triples of one type": (
+        "--edges triples.tsv",
+        ["--csv-columns src,relation,dst --encode relation"],
+        (3, 3),
+    ),
     "nodes": ("--nodes items.csv", ["'5,0.5', looks like a row", "--csv-columns id,column2"], (2, 0)),
     "texts of two tables": (
         "--nodes user=users.csv --edges user,buys,item=buys.csv --rename user_id=src --rename item=dst",

@@ -180,7 +180,8 @@ def _nanoseconds(array: Any, where: Where) -> Array:
     if (row := first_true((counts > longest) | (counts < -longest))) is not None:
         value = array.slice(row, 1).cast(pa.string())[0].as_py()
         raise FormatError(
-            f"{where(row)}: {value} lies outside 1677 to 2262, the range of nanoseconds in int64"
+            f"{where(row)}: {value} lies outside 1677 to 2262, the range of nanoseconds in int64: "
+            "leave the column out, or store a number (seconds, days)"
         )
     return counts * _NANOSECONDS[unit]
 

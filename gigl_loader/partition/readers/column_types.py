@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ from pyarrow import compute
 
 from gigl_loader.graph.schema import Column
 from gigl_loader.partition.readers import TEXT, Kind
+from gigl_loader.partition.readers.sql_table import literal
 from gigl_loader.tensors import STORAGE_DTYPES
 
 MISSING = (
@@ -24,7 +26,7 @@ MARK = "gigl-loader: value of column"
 INTEGER = r"\s*[-+]?\d+\s*"
 _DECIMAL = r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*|\s*[-+]?(?i:inf(inity)?)\s*"
 _TIME = r"\s*\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2}(\.\d{1,9})?)?)?\s*"
-_ZONED = r"\s*\d{4}-\d{2}-\d{2}[ T]\d{2}:\d{2}(:\d{2}(\.\d{1,6})?)?\s*(Z|[-+]\d{2}(:?\d{2})?)\s*"
+_ZONED = r"\s*\d{4}-\d{2}-\d{2}[ T]\d{2}:\d{2}(:\d{2}(\.\d{1,9})?)?\s*(Z|[-+]\d{2}(:?\d{2})?)\s*"
 _DECIMAL_DIGITS = r"\s*[-+]?(0|[1-9]\d*)\.?\d*([eE][-+]?\d+)?\s*"
 _ALL_DIGITS = r"\s*[-+]?((0|[1-9]\d*)(\.0*)?([eE][-+]?0+)?|\d\.\d{15,}[eE][-+]?\d{1,2})\s*"
 """Decimal numbers with all of their digits: ``1.23457E+15`` may stand for several integers."""
@@ -38,6 +40,7 @@ _BOOLEANS = (*_WORDS[0], "yes", "1"), (*_WORDS[1], "no", "0")
 _WHOLE_FLOAT32 = 1 << 24
 """Up to here, float32 has all whole numbers."""
 _WHOLE_FLOAT64 = 1 << 53
+_MAX_MICROSECONDS = ((1 << 63) - 1) // 1000
 _MASKS = ("train_mask", "val_mask", "test_mask")
 _SQL_TYPES = {
     "I8": "TINYINT",
@@ -69,7 +72,7 @@ class TextColumn:
 
     def cases(self, text: str) -> list[tuple[str, str]]:
         """Return conditions in SQL on a text, each with the value that it then has. No other text fits."""
-        missing = f"{text} IS NULL OR trim({text}) IN ({', '.join(map(_literal, MISSING))})"
+        missing = f"{text} IS NULL OR trim({text}) IN ({', '.join(map(literal, MISSING))})"
         none = (missing, "NULL")
         assert isinstance(self.kind, Column)
         if self.reading == "integer":
@@ -82,11 +85,12 @@ class TextColumn:
             return self._decimals(text, none)
         if self.reading == "boolean":
             lower = f"lower(trim({text}))"
-            true, false = (f"{lower} IN ({', '.join(map(_literal, each))})" for each in _BOOLEANS)
+            true, false = (f"{lower} IN ({', '.join(map(literal, each))})" for each in _BOOLEANS)
             return [(true, "true"), (false, "false"), none]
-        pattern, kind = (_ZONED, "TIMESTAMPTZ") if self.reading == "zoned" else (_TIME, "TIMESTAMP_NS")
-        value = f"TRY_CAST({text} AS {kind})"
-        return [(f"regexp_full_match({text}, '{pattern}') AND {value} IS NOT NULL", value), none]
+        if self.reading == "zoned":
+            return [_zoned(text), none]
+        value = f"TRY_CAST({text} AS TIMESTAMP_NS)"
+        return [(f"regexp_full_match({text}, '{_TIME}') AND {value} IS NOT NULL", value), none]
 
     def _whole(self, text: str) -> tuple[str, str]:
         """Return the condition on a decimal number that is an integer and not rounded, and its value."""
@@ -117,7 +121,7 @@ class TextColumn:
             return "CAST(NULL AS VARCHAR)"
         if not isinstance(self.kind, Column):
             missing = MISSING[1:] if self.is_id and not self.asked else ("\\N",)
-            words = ", ".join(map(_literal, missing))
+            words = ", ".join(map(literal, missing))
             return f"CASE WHEN {text} IS NULL OR {text} IN ({words}) THEN '' ELSE {text} END"
         cases = " ".join(f"WHEN {condition} THEN {value}" for condition, value in self.cases(text))
         return f"CASE {cases} ELSE error('{MARK} {place}') END"
@@ -125,6 +129,14 @@ class TextColumn:
     def does_not_fit(self, text: str) -> str:
         """Return the condition in SQL on a text that the column cannot hold."""
         return " AND ".join(f"NOT coalesce({condition}, false)" for condition, _ in self.cases(text))
+
+
+def _zoned(text: str) -> tuple[str, str]:
+    """Return the condition on a time with its zone, and its value. DuckDB's own have microseconds."""
+    micros = f"epoch_us(TRY_CAST(regexp_replace({text}, '([.][0-9]{{6}})[0-9]+', '\\1') AS TIMESTAMPTZ))"
+    rest = f"rpad(regexp_extract({text}, '[.][0-9]{{6}}([0-9]+)', 1), 3, '0')"
+    fits = f"regexp_full_match({text}, '{_ZONED}') AND abs({micros}) < {_MAX_MICROSECONDS}"
+    return fits, f"make_timestamp_ns({micros} * 1000 + CAST({rest} AS BIGINT))"
 
 
 _ASKED: Mapping[str | None, TextColumn] = {
@@ -204,6 +216,9 @@ def _matching(texts: Any, pattern: str, dtype: Any) -> Any:
 
     ``None``: some are none.
     """
+    if pattern == INTEGER and not compute.any(compute.match_substring(texts, "x", ignore_case=True)).as_py():
+        with suppress(pa.ArrowInvalid):  # Its only integers that are none of ours are hexadecimal.
+            return compute.cast(texts, dtype)
     if not compute.all(compute.match_substring_regex(texts, f"^({pattern})$")).as_py():
         return None
     try:
@@ -230,7 +245,3 @@ def said(column: TextColumn) -> str:
     whole = STORAGE_DTYPES[column.kind.dtype].kind in "iu"
     names = {"boolean": "true or false", "time": "a date", "zoned": "a time with its zone"}
     return names.get(column.reading, "integer" if whole else "number")
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"

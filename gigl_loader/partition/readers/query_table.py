@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import duckdb
-
 from gigl_loader.errors import FormatError
 from gigl_loader.partition.readers import Kind
 from gigl_loader.partition.readers.arrow import is_ragged, kind_of
@@ -22,6 +20,7 @@ from gigl_loader.partition.readers.sql_table import (
     quoted,
     read_all,
     shortened,
+    sql_errors,
 )
 
 _MEMORY = 512 << 20
@@ -52,7 +51,7 @@ class QueryTable(SqlTable):
                     raise FormatError(f"{self.name}: a column name occurs twice")
                 self._query += " ORDER BY ALL" if self._is_unordered(connection) else ""
                 self.columns = self._kinds(connection)
-            except duckdb.Error as error:
+            except sql_errors() as error:
                 raise FormatError(f"{self.name}: {_reason(error)}") from None
 
     @property

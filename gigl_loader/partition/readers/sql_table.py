@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 
 from gigl_loader.arrays import Array
@@ -45,11 +43,20 @@ def connected(*, memory_bytes: int, threads: int, temporary: str | None, columns
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
     }
+    import duckdb  # Tasks that read what was converted do without it.
+
     with closing(duckdb.connect(config=config)) as connection:
         connection.execute("SET TimeZone = 'UTC'")
         if columns >= _WIDE:
             connection.execute("SET disabled_optimizers = 'common_subexpressions'")
         yield connection
+
+
+def sql_errors() -> tuple[type[Exception], ...]:
+    """Return what queries raise."""
+    import duckdb
+
+    return duckdb.Error, pa.ArrowException, OSError
 
 
 def alias(place: int) -> str:
@@ -76,6 +83,7 @@ class SqlTable:
     """Of the texts of a row, about."""
     _converted: ParquetTable | None = None
     _connection: Any = None
+    _is_interrupted = False
 
     def _selecting(self, names: Sequence[str]) -> AbstractContextManager[str]:
         """Lend a SELECT of these columns, valid within the block. They have the names of ``alias``."""
@@ -134,10 +142,12 @@ class SqlTable:
                         f"(FORMAT parquet, COMPRESSION uncompressed, ROW_GROUP_SIZE {rows})"
                     )
                     break
-                except duckdb.Error as error:
+                except sql_errors() as error:
                     failure: Exception = error
                 finally:
                     self._connection = None
+            if self._is_interrupted:  # To find out why it failed would take as long.
+                raise failure
             self._raise(failure)
         self._converted = _ConvertedTable(path, self)
         self.__dict__.pop("num_rows", None)
@@ -145,20 +155,22 @@ class SqlTable:
     def progress(self) -> float:
         """Return how much of a conversion is done, 0 to 1."""
         connection, percent = self._connection, 0.0
-        with suppress(duckdb.Error):  # It may just have ended.
+        with suppress(*sql_errors()):  # It may just have ended.
             percent = connection.query_progress() if connection is not None else 0.0
         return min(max(percent, 0.0), 100.0) / 100
 
     def interrupt(self) -> None:
-        """End a conversion that runs in another thread."""
+        """End a conversion that runs in another thread. It raises what DuckDB does."""
+        self._is_interrupted = True
         connection = self._connection
-        with suppress(duckdb.Error):
+        with suppress(*sql_errors()):
             if connection is not None:
                 connection.interrupt()
 
     def forget(self) -> None:
         """Read from the source again."""
         self._converted = None
+        self._is_interrupted = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_connection"}
@@ -184,7 +196,7 @@ class SqlTable:
                             yield batch.slice(again)
                             done += len(batch) - again
                         again = max(again - len(batch), 0)
-                except (duckdb.Error, pa.ArrowException, OSError) as error:
+                except sql_errors() as error:
                     failure = error
             if failure is None:
                 return
@@ -232,8 +244,3 @@ def shortened(error: Exception) -> str:
     """Return the beginning of an error of DuckDB, which repeats the data, in one line."""
     text = " ".join(str(error).split()).removeprefix("Invalid Input Error: ")
     return text if len(text) <= 300 else f"{text[:300]}..."
-
-
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -91,11 +91,10 @@ class TextLayout:
     """Lines before the first row: comments, empty lines, the header."""
     num_comments: int
     compression: str | None
-    newline: str
+    has_returns: bool
+    """Whether lines end in other ways than with a newline, or values have carriage returns."""
     head_rows: int
     """Rows in the first ``HEAD_BYTES``, at least."""
-    row_bytes: float
-    """Mean length of a line there."""
     is_utf16: bool
 
     def split(self, lines: Iterator[str] | Sequence[str], *, strict: bool = False) -> Any:
@@ -204,9 +203,8 @@ def layout_of(path: Path | RemotePath, form: CsvFormat) -> TextLayout:
         skipped=skipped,
         num_comments=len(comments),
         compression=compression,
-        newline=_newline_of(lines),
+        has_returns="\r" in text,
         head_rows=len(lines),
-        row_bytes=max(len(head) / max(len(lines), 1), 1.0),
         is_utf16=encoding_of(head, form) == "utf-16",
     )
 
@@ -314,8 +312,3 @@ def _distinct(names: Sequence[str]) -> Iterator[str]:
             new = f"{name}_{count}"
         seen.add(new)
         yield new
-
-
-def _newline_of(lines: Sequence[str]) -> str:
-    ends = {line[len(line.rstrip("\r\n")) :] for line in lines} - {""}
-    return ends.pop() if len(ends) == 1 else ("mixed" if ends else "\n")

@@ -17,7 +17,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 from pyarrow import compute
@@ -41,6 +40,7 @@ from gigl_loader.partition.readers.sql_table import (
     literal,
     read_all,
     shortened,
+    sql_errors,
 )
 from gigl_loader.partition.readers.text_format import (
     BLANKS,
@@ -209,7 +209,7 @@ class TextTable(SqlTable):
         return (
             not isinstance(self._path, Path)
             or layout.compression in ("bz2", "xz")
-            or layout.newline != "\n"
+            or layout.has_returns
             or layout.delimiter == BLANKS
             or layout.num_comments > 0
             or encoding_of(b"", self._form) != "utf-8-sig"
@@ -293,7 +293,7 @@ class TextTable(SqlTable):
         ):
             try:
                 return read_all(connection.sql(query.replace("{}", source)))
-            except (duckdb.Error, pa.ArrowException, OSError) as error:
+            except sql_errors() as error:
                 return error
 
     def _explained(self, error: Exception) -> Exception | None:
@@ -341,9 +341,8 @@ class TextTable(SqlTable):
                 f"--dtype {new}=float32 does not"
             )
         if column.reading in ("time", "zoned") and re.match(r"\s*\d{4}-", text):
-            return (
-                f"{text.strip()} is no date, or lies outside 1677 to 2262, the range of nanoseconds in int64"
-            )
+            what = "is no date, or lies outside 1677 to 2262, the range of nanoseconds in int64"
+            return f"{text.strip()} {what}: leave the column out, or store a number (seconds, days)"
         if column.reading != "integer":
             return f"{shown} is no {said(column)} (the type of the rows before it)"
         if column.is_id and not column.asked:

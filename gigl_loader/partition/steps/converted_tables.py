@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _THREAD_BYTES = 96 << 20
 """Memory that a thread of DuckDB is worth."""
 _POLL_SECONDS = 0.5
+_END_POLL_SECONDS = 0.05
 
 
 @contextmanager
@@ -78,9 +79,11 @@ def _convert(job: Job, tables: list[Any], directory: Path) -> None:
                 ]:
                     waiting -= {*futures[failed[0] :]}  # Tables before it go on: one of them may fail, too.
         finally:
-            for future, table in zip(futures, tables, strict=True):
+            for future in futures:
                 future.cancel()
-                table.interrupt()
+            while wait(futures, _END_POLL_SECONDS).not_done:  # One may just be about to begin.
+                for table in tables:
+                    table.interrupt()
     for future in futures:
         if not future.cancelled():
             future.result()

@@ -34,6 +34,9 @@ class NodeIds:
     """The rows of the node table come by ascending id."""
 
 
+_AS_TEXTS = "--dtype NAME=text reads ids as texts, in all columns that name these nodes"
+
+
 def require_integers(table: Table, name: str) -> None:
     """Raise ``FormatError`` unless a column exists and holds one integer per row."""
     if name not in table.columns:
@@ -59,7 +62,9 @@ def _refuse_nan(table: Table, name: str, column: Column) -> None:
 def as_ids(table: Table, name: str, values: Array, first_row: int) -> Int64Array:
     """Return integers as int64. ``FormatError`` naming the row where one is too large."""
     if values.dtype == np.uint64 and (row := first_true(values > np.iinfo(np.int64).max)) is not None:
-        raise FormatError(f"{table.where(name, first_row + row)}: {values[row]} does not fit in int64")
+        raise FormatError(
+            f"{table.where(name, first_row + row)}: {values[row]} does not fit in int64: {_AS_TEXTS}"
+        )
     return values.astype(np.int64, copy=False)
 
 

@@ -22,7 +22,10 @@ from gigl_loader.partition.table import GraphTables, NodeTable, is_mask
 from gigl_loader.partition.views import ProjectedTable, Projection, TableView
 
 _ROWS = 1 << 16
-_NO_ID = "no id: nothing, or a word for it, such as NULL"
+_NO_ID = (
+    "no id: nothing, or a word for it, such as NULL: leave the rows out, as by SELECT * FROM ... WHERE ... "
+    "IS NOT NULL, or --dtype NAME=text reads the words as ids"
+)
 _TEXT_BYTES = 128
 """Of a text while it is a ``str`` in an array: 57 bytes and its characters."""
 
