@@ -332,10 +332,22 @@ def test_a_partition_is_written_by_one_task(tmp_path: Path, monkeypatch: pytest.
     assert [count for name, count in tasks.items() if name.endswith("/write")] == [3]
 
 
-@limit(".npy tables at URIs")
-def test_npy_at_a_uri() -> None:
+@limit(".npy tables, JSON lines and queries at URIs")
+def test_npy_json_and_queries_at_a_uri(tmp_path: Path) -> None:
     with pytest.raises((ValueError, FileNotFoundError), match=r"npy"):
         open_tables(TableOptions(edges=["s3://bucket/edges.npy"]))
+    with pytest.raises(FormatError, match="Queries read files of this machine"):
+        open_tables(TableOptions(edges=["SELECT * FROM 's3://bucket/edges.parquet'"]))
+    (tmp_path / "e.jsonl").write_text('{"src": 0, "dst": 1}\n')
+    with pytest.raises(FormatError, match="read from a disk"):
+        open_tables(TableOptions(edges=[f"file://{tmp_path}/e.jsonl"]))
+
+
+@limit("text files of more than 16,384 columns")
+def test_text_of_many_columns(tmp_path: Path) -> None:
+    (tmp_path / "n.csv").write_text(",".join(f"f{at}" for at in range(16_385)) + "\n")
+    with pytest.raises(FormatError, match="columns"):
+        open_table(str(tmp_path / "n.csv"), role="nodes")
 
 
 @limit("object stores that tests have seen")
