@@ -120,3 +120,18 @@ def test_paths_queries_and_data_sets_are_tables_of_a_graph(tmp_path: Path) -> No
     for graph in graphs:
         assert graph.schema.edges[EDGE].count == 2
         assert graph.node_column("node", "age", 0).tolist() == [4, 5]
+
+
+def test_text_files_of_which_something_would_be_lost_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "late.csv").write_text("a,b\n" + "1,2\n" * 30_000 + "3.7,007\n")
+    with pytest.raises(
+        FormatError, match=r"read later values of late\.csv as others: read_csv\('late.csv', s"
+    ):
+        opened("SELECT a AS src, b AS dst FROM 'late.csv'")
+    (tmp_path / "ragged.csv").write_text("src,dst\n1,2\n1,2,3\n")
+    with pytest.raises(
+        FormatError, match=r"leave out the first 2 lines of ragged\.csv: read_csv\('ragged.csv'"
+    ):
+        opened("SELECT * FROM 'orders/0.csv' o JOIN 'ragged.csv' r ON true")
+    read = "SELECT a AS x, b AS id FROM read_csv('late.csv', sample_size = -1) ORDER BY ALL DESC LIMIT 1"
+    assert values(opened(read, "nodes")) == {"x": [3.7], "id": ["007"]}

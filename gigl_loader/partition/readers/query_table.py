@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,9 @@ _MEMORY = 512 << 20
 _FIRST_ROWS = 1024
 _CASTS = {"HUGEINT": "DECIMAL(38, 0)", "UHUGEINT": "VARCHAR", "UUID": "VARCHAR"}
 """Types that a Parquet file would hold rounded, or not at all, with those that stand for them."""
+_TEXT_FILE = re.compile(
+    r"(?:\bfrom|\bjoin|,)\s+'((?:[^']|'')+?[.](?:csv|tsv)(?:[.]gz|[.]zst)?)'", re.IGNORECASE
+)
 _UNORDERED = re.compile(r"JOIN|GROUP_BY|AGGREGATE|DISTINCT|UNION|INTERSECT|EXCEPT|PRODUCT|WINDOW")
 """Operators whose rows come in no defined order."""
 
@@ -45,6 +49,7 @@ class QueryTable(SqlTable):
         with connected(memory_bytes=_MEMORY, threads=1, temporary=None) as connection:
             try:
                 self._require_select(connection)
+                self._check_text_files(connection)
                 described: list[Any] = connection.execute(f"DESCRIBE {self._query}").fetchall()
                 self._types = {str(row[0]): str(row[1]) for row in described}
                 if len(self._types) < len(described):
@@ -84,6 +89,24 @@ class QueryTable(SqlTable):
         statements = connection.extract_statements(self._query)
         if [each.type.name for each in statements] != ["SELECT"]:
             raise FormatError(f"{self.name}: a table is one SELECT")
+
+    def _check_text_files(self, connection: Any) -> None:
+        """Raise ``FormatError`` for a file of which DuckDB would leave out lines, or round later values."""
+        patterns = [found[1].replace("''", "'") for found in _TEXT_FILE.finditer(self._query)]
+        for path in (path for pattern in patterns for path in glob.glob(pattern)):
+            first, whole = (
+                connection.execute(
+                    f"SELECT SkipRows, Columns FROM sniff_csv({literal(path)}{more})"
+                ).fetchall()[0]
+                for more in ("", ", sample_size = -1")
+            )
+            if whole[0]:
+                what = f"leave out the first {whole[0]} lines of {path}: read_csv({literal(path)}, skip = 0, ...)"
+            elif first != whole:
+                what = f"read later values of {path} as others: read_csv({literal(path)}, sample_size = -1)"
+            else:
+                continue
+            raise FormatError(f"{self.name}: DuckDB would {what} says how it is read")
 
     def _is_unordered(self, connection: Any) -> bool:
         """Whether the order of the rows depends on how the query is run."""
