@@ -101,7 +101,8 @@ class QueryTable(SqlTable):
                 for more in ("", ", sample_size = -1")
             )
             if whole[0]:
-                what = f"leave out the first {whole[0]} lines of {path}: read_csv({literal(path)}, skip = 0, ...)"
+                lines = f"the first {whole[0]} lines of {path}"
+                what = f"leave out {lines}: read_csv({literal(path)}, skip = 0, ...)"
             elif first != whole:
                 what = f"read later values of {path} as others: read_csv({literal(path)}, sample_size = -1)"
             else:
