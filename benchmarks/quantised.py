@@ -17,10 +17,8 @@ import harness
 
 from gigl_loader.bench.rounds import Case, run_rounds
 from gigl_loader.bench.store import Setup, store_case
-from gigl_loader.bench.workload import Workload, prepare, training_seeds
-from gigl_loader.graph.quantization import Quantization
-from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE
-from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
+from gigl_loader.bench.workload import Workload, graph_tables, prepare, training_seeds
+from gigl_loader.partition import build_graph
 
 KINDS = ("float32", "int8", "int8:per-row", "uint4")
 SETUP = Setup(servers=2, workers=1, transport="network")
@@ -34,13 +32,8 @@ def graph_of(workload: Workload, folder: Path, kind: str) -> Path:
     if kind == "float32":
         return whole
     if not path.exists():
-        src, dst, features, labels = harness.arrays(folder, "src", "dst", "feat", "label")
-        tables = GraphTables(
-            edges={HOMOGENEOUS_EDGE: ArrayTable("edges", {"src": src, "dst": dst})},
-            nodes={HOMOGENEOUS_NODE: NodeTable(ArrayTable("nodes", {"x": features, "y": labels}))},
-            quantize={HOMOGENEOUS_NODE: {"x": Quantization.parse(kind)}},
-        )
-        build_graph(tables, path, num_partitions=2, assigner="hash")
+        arrays = harness.arrays(folder, "src", "dst", "feat", "label", "train")
+        build_graph(graph_tables(*arrays, quantize=kind), path, num_partitions=2, assigner="hash")
     return path
 
 

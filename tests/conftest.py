@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.cuda import CudaDevices
 from tests.support.leftovers import Leftovers
 from tests.support.pairs import SEED_VARIABLE, commit, mark_all_but_pairs, mark_all_but_some
 
@@ -63,6 +64,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 _MANY_MODULES = 50
 _FROZEN_MODULES = pytest.StashKey[int]()
 """How many there were when they were last frozen."""
+_CUDA = pytest.StashKey[CudaDevices]()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -70,18 +72,22 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
     Tests that measure CPU time rely on it as well.
     """
+    session.config.stash[_CUDA] = CudaDevices(session.items)
     _freeze_imports(session.config)
 
 
 @pytest.hookimpl(tryfirst=True)  # Before fixtures of the test make anything.
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Do the same after a test that imported much."""
+    """Hide CUDA devices from tests that need none. Freeze imports after a test that imported much."""
+    item.config.stash[_CUDA].prepare(item)
     if len(sys.modules) > item.config.stash[_FROZEN_MODULES] + _MANY_MODULES:
         _freeze_imports(item.config)
 
 
-def pytest_unconfigure() -> None:
+def pytest_unconfigure(config: pytest.Config) -> None:
     """Let the interpreter free all at its end: else nanobind reports leaks."""
+    if cuda := config.stash.get(_CUDA, None):
+        cuda.restore()
     gc.unfreeze()
 
 

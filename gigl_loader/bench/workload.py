@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE
+from gigl_loader.graph.quantization import Quantization
+from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE, EdgeType, NodeType
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
 
 _ARRAYS = ("src", "dst", "feat", "label", "train")
@@ -111,11 +112,27 @@ def _check(workload: Workload, folder: Path, arrays: dict[str, npt.NDArray[Any]]
         )
 
 
-def _build(arrays: dict[str, npt.NDArray[Any]], graph: Path, partitions: int) -> None:
-    edges = ArrayTable("edges", {"src": arrays["src"], "dst": arrays["dst"]})
+def graph_tables(
+    source: npt.NDArray[Any],
+    target: npt.NDArray[Any],
+    features: npt.NDArray[Any],
+    labels: npt.NDArray[Any],
+    train: npt.NDArray[Any],
+    *,
+    quantize: str | None = None,
+) -> GraphTables:
+    """Return the tables of a workload's arrays, with features quantised as ``quantize`` says (``int8``)."""
     nodes = NodeTable(
-        ArrayTable("nodes", {"x": arrays["feat"], "y": arrays["label"]}),
-        splits={"train": ArrayTable("train", {"id": arrays["train"]})},
+        ArrayTable("nodes", {"x": features, "y": labels}),
+        splits={"train": ArrayTable("train", {"id": train})},
     )
-    tables = GraphTables({HOMOGENEOUS_EDGE: edges}, {HOMOGENEOUS_NODE: nodes})
+    how: dict[NodeType | EdgeType, dict[str, Quantization]] = {}
+    if quantize is not None:
+        how = {HOMOGENEOUS_NODE: {"x": Quantization.parse(quantize)}}
+    edges = ArrayTable("edges", {"src": source, "dst": target})
+    return GraphTables({HOMOGENEOUS_EDGE: edges}, {HOMOGENEOUS_NODE: nodes}, quantize=how)
+
+
+def _build(arrays: dict[str, npt.NDArray[Any]], graph: Path, partitions: int) -> None:
+    tables = graph_tables(*(arrays[name] for name in _ARRAYS))
     build_graph(tables, graph, num_partitions=partitions, assigner="range" if partitions == 1 else "hash")

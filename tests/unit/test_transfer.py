@@ -35,7 +35,13 @@ def _loader(kind: str, **options: Any) -> DistNeighborLoader:
     data = heterogeneous() if kind == "heterogeneous" else homogeneous()
     nodes = ("item", None) if kind == "heterogeneous" else "train"
     quantize = {"x": "int8", "edge_attr": "uint2:per-row"} if kind == "quantised" else None
-    defaults: dict[str, Any] = {"batch_size": 16, "seed": 2, "num_workers": 0, "with_edge": True}
+    defaults: dict[str, Any] = {
+        "batch_size": 16,
+        "seed": 2,
+        "num_workers": 0,
+        "with_edge": True,
+        "device": "cpu",
+    }
     dataset = DistDataset.from_pyg(data, quantize=quantize)
     return DistNeighborLoader(dataset, [4, 3], nodes, **{**defaults, **options})
 
@@ -269,12 +275,15 @@ def test_a_frame_outside_the_ring_is_copied_through_pinned_memory(
     assert device.said("pin")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+# --- With a CUDA device
+
+
+@pytest.mark.device
 @pytest.mark.parametrize("kind", ["homogeneous", "heterogeneous", "quantised"])
 @pytest.mark.parametrize("non_blocking", [False, True])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_batches_on_cuda_equal_those_on_the_cpu(kind: str, non_blocking: bool, num_workers: int) -> None:
-    expected = list(_loader(kind, device="cpu"))
+    expected = list(_loader(kind))
     options: dict[str, Any] = {"device": "cuda", "non_blocking_transfers": non_blocking}
     with _loader(kind, num_workers=num_workers, **options) as loader:
         batches = list(loader)
@@ -287,6 +296,40 @@ def test_batches_on_cuda_equal_those_on_the_cpu(kind: str, non_blocking: bool, n
     )
     assert len(batches) == len(expected)
     assert all(same_batch(batch.cpu(), other) for batch, other in zip(batches, expected, strict=True))
+
+
+@pytest.mark.device
+def test_slots_are_page_locked_while_the_ring_is_mapped() -> None:
+    with _loader("homogeneous", num_workers=1, device="cuda") as loader:
+        list(loader)
+        transfer = loader._pipeline.transfer
+        assert isinstance(transfer, StreamTransfer)
+        slots = transfer._slots
+        (pinned,) = slots._memories.values()
+        assert pinned
+        assert not slots._refused
+        source = loader._frames.source
+        source.start_epoch(0)
+        frame = source.receive(60)
+        transfer.load(frame)
+        assert torch.from_numpy(frame.buffer).is_pinned()
+        del frame, transfer
+    del loader, source
+    gc.collect()
+    assert not slots._memories
+
+
+@pytest.mark.device
+def test_a_frame_in_several_slots_arrives_through_pinned_memory() -> None:
+    expected = list(_loader("homogeneous"))
+    with _loader(
+        "homogeneous", num_workers=1, channel_size="1MB", worker_concurrency=100, device="cuda"
+    ) as loader:
+        batches = [next(loader).cpu() for _ in expected]
+        transfer = loader._pipeline.transfer
+        assert isinstance(transfer, StreamTransfer)
+        assert len(transfer._staging[0])
+    assert all(map(same_batch, batches, expected))
 
 
 # --- Memory that frames land in
