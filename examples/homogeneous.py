@@ -43,7 +43,9 @@ def main(epochs: int) -> float:
     fanout, batch_size = [10, 5], 128
     accuracy = 0.0
     with (
-        DistNeighborLoader(dataset, fanout, "train", batch_size=batch_size, shuffle=True, seed=1) as train,
+        DistNeighborLoader(
+            dataset, fanout, "train", batch_size=batch_size, shuffle=True, seed=1, num_workers="auto"
+        ) as train,
         DistNeighborLoader(dataset, fanout, "test", batch_size=batch_size, seed=1, num_workers=0) as test,
     ):
         for epoch in range(epochs):

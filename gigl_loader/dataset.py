@@ -416,12 +416,13 @@ class DistDataset(GraphQueries):
             shared=request.shared,
             memory=request.memory,
             deferred=request.has_deferred_features,
+            ranks=request.topology.local_world_size,
             spans=request.spans,
             **peers,
         )
 
     def _inline_source(self, request: SourceRequest) -> InlineSource:
-        channel_bytes = request.workers.channel_bytes
+        channel_bytes = request.workers.frame_bytes(ranks=request.topology.local_world_size)
         if self._membership is None:
             sampler = request.plan.open(
                 self._graph,

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias, TypeVar
 
+from gigl_loader.resources import free_frame_bytes, usable_cores
+
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)I?B?\s*", re.IGNORECASE)
 _Value = TypeVar("_Value")
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
@@ -142,6 +144,17 @@ def start_method_from_environment(environment: Mapping[str, str] | None = None) 
     return given
 
 
+_MOST_WORKERS = 64
+"""That ``"auto"`` takes. No device takes the batches of more."""
+
+
+def workers_of(value: Any, *, ranks: int) -> int:
+    """Return ``num_workers``. ``"auto"``: the usable cores over the ranks of this host, less one to train."""
+    if value == "auto":
+        return min(max(usable_cores() // ranks - 1, 1), _MOST_WORKERS)
+    return whole_number("num_workers", value, minimum=0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
     """Options of the sampling processes of a loader. They never change a batch."""
@@ -151,8 +164,8 @@ class WorkerOptions:
     worker_concurrency: int = 4
     """Batches in flight per worker. From 2 on, one is sampled while one waits to be used; where partitions
     lie on other hosts, all are sampled at the same time, so that one waits while another is drawn."""
-    channel_bytes: int = 4 << 30
-    """Address space for batches in flight, over all workers. Memory is committed only when touched."""
+    channel_bytes: int | None = None
+    """Memory that batches in flight may take, over all workers. ``None``: half of what is free."""
     in_order: bool = True
     """Deliver batches in their order. False delivers each when it is ready."""
     max_worker_restarts: int = 2
@@ -165,13 +178,17 @@ class WorkerOptions:
             raise ValueError(f"num_workers must be at least 1 for sampling processes, got {self.num_workers}")
         if self.worker_concurrency < 1:
             raise ValueError(f"worker_concurrency must be at least 1, got {self.worker_concurrency}")
-        if self.channel_bytes < self.num_workers << 20:
+        if self.channel_bytes is not None and self.channel_bytes < self.num_workers << 20:
             raise ValueError(f"channel_size must be at least 1 MiB a worker, got {self.channel_bytes} bytes")
         if self.max_worker_restarts < 0:
             raise ValueError(f"max_worker_restarts must not be negative, got {self.max_worker_restarts}")
         if self.start_method not in START_METHODS:
             known = ", ".join(START_METHODS)
             raise ValueError(f"multiprocessing_context must be one of {known}, got {self.start_method!r}")
+
+    def frame_bytes(self, *, ranks: int = 1) -> int:
+        """Return the memory that batches in flight may take now, where ``ranks`` share this host."""
+        return free_frame_bytes(ranks=ranks) if self.channel_bytes is None else self.channel_bytes
 
 
 _MAX_PREFETCHED = 64

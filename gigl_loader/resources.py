@@ -6,6 +6,7 @@ Standard library only: a server checks its limits before it imports libraries th
 from __future__ import annotations
 
 import errno
+import math
 import os
 import resource
 import threading
@@ -25,14 +26,18 @@ _NO_LIMIT = 1 << 60
 _MAX_FILES = 1 << 16
 _STACK_BYTES = 2 << 20  # Of a thread where RLIMIT_STACK is unlimited (glibc, x86-64).
 _LIBRARY_BYTES = 1200 << 20  # NumPy, pyarrow and gRPC: 1.16 GB (pyarrow 26, gRPC 1.85).
+_SLOT_ADDRESSES = 1 << 38
+_LEAST_FRAME_BYTES = 64 << 20
+_STRICT_OVERCOMMIT = 2
 _NO_THREAD = "can't start new thread"
 _OF_PROCESSES = "ulimit -u, RLIMIT_NPROC, or pids.max of the control group"
 _LIBRARY_DATA_BYTES = 200 << 20  # Measured without stacks: 130 MB.
 
 
-def usable_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def usable_cores(cgroup: Path = _CGROUP, proc: Path = _PROC) -> int:
+    """Return the number of cores that this process may use, by its affinity and its control groups."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(min([cores, *(math.ceil(group.cores) for group in _groups(cgroup, proc, "cpu"))]), 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +142,22 @@ def free_memory(cgroup: Path = _CGROUP, proc: Path = _PROC) -> FreeMemory:
     return FreeMemory(max(least.nbytes, 0), least.source)
 
 
+def free_frame_bytes(*, ranks: int = 1) -> int:
+    """Return the memory for frames of one of ``ranks`` of this host by default: half of what is free."""
+    return max(free_memory().nbytes // 2 // ranks, _LEAST_FRAME_BYTES)
+
+
+def address_bytes(nbytes: int) -> int:
+    """Return the address space for the slots of frames that take ``nbytes`` together.
+
+    So much that each slot holds any usual frame, as only touched pages are memory; ``nbytes`` where the
+    system limits address space or the size of files.
+    """
+    limits = min(_limit(name) for name in ("RLIMIT_AS", "RLIMIT_DATA", "RLIMIT_FSIZE"))
+    is_strict = _number_in(_PROC / "sys/vm/overcommit_memory", 0) == _STRICT_OVERCOMMIT
+    return nbytes if is_strict or limits < _NO_LIMIT else max(nbytes, _SLOT_ADDRESSES)
+
+
 @contextmanager
 def naming_channel(nbytes: int) -> Iterator[None]:
     """Name ``channel_size``, or the limit of open files, where the memory of a loader cannot be had."""
@@ -159,6 +180,14 @@ def naming_channel(nbytes: int) -> Iterator[None]:
         else:
             raise
         raise OSError(error.errno, text) from error
+
+
+def idle_seconds(proc: Path = _PROC) -> float:
+    """Return how long the cores of this machine have been idle since its start, summed. NaN: unknown."""
+    with suppress(OSError, ValueError, IndexError):
+        idle, waiting = (proc / "stat").read_text().split(None, 6)[4:6]
+        return (int(idle) + int(waiting)) / os.sysconf("SC_CLK_TCK")
+    return math.nan
 
 
 def is_process_limit(error: BaseException) -> bool:
@@ -195,10 +224,19 @@ def naming_process_limit(option: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """One memory control group, of version 1 or 2."""
+    """One control group, of version 1 or 2."""
 
     path: Path
     is_v2: bool
+
+    @property
+    def cores(self) -> float:
+        """Limit of CPU time, in cores, where the group is one of CPUs."""
+        if self.is_v2:
+            quota, period = _cpu_max(self.path / "cpu.max")
+        else:
+            quota, period = (_number_in(self.path / f"cpu.cfs_{each}_us", -1) for each in ("quota", "period"))
+        return quota / period if quota > 0 and period > 0 else _NO_LIMIT
 
     @property
     def name(self) -> str:
@@ -219,8 +257,8 @@ class _Group:
         return max(held - sum(fields.get(f"{prefix}{kind}_file", 0) for kind in ("active", "inactive")), 0)
 
 
-def _groups(cgroup: Path, proc: Path) -> Iterator[_Group]:
-    """Yield the memory control groups of this process, each before its parent.
+def _groups(cgroup: Path, proc: Path, controller: str = "memory") -> Iterator[_Group]:
+    """Yield the control groups of this process for memory or ``"cpu"``, each before its parent.
 
     The last is what is mounted: in a container, its own group, whose path there may not exist.
     """
@@ -228,14 +266,21 @@ def _groups(cgroup: Path, proc: Path) -> Iterator[_Group]:
     with suppress(OSError):
         for line in (proc / "self/cgroup").read_text().splitlines():
             _, controllers, place = line.split(":", 2)
-            if not controllers or "memory" in controllers.split(","):
+            if not controllers or controller in controllers.split(","):
                 places[not controllers] = place
     for is_v2, place in places.items():
-        mount = cgroup if is_v2 else cgroup / "memory"
+        mount = cgroup if is_v2 else cgroup / controller
         here = mount / place.lstrip("/")
         for path in (here, *here.parents):
             if path.is_relative_to(mount):
                 yield _Group(path, is_v2)
+
+
+def _cpu_max(path: Path) -> tuple[float, float]:
+    with suppress(OSError, ValueError):  # "max 100000" is no limit.
+        quota, period = path.read_text().split()
+        return int(quota), int(period)
+    return 0, 0
 
 
 def _number_in(path: Path, default: float) -> float:

@@ -184,22 +184,22 @@ class PrivateBuffers:
     """Memory of this process for frames that come over a network. Thread-safe."""
 
     def __init__(self, nbytes: int, slots: int) -> None:
-        """Reserve ``nbytes`` of address space. Memory is committed when touched."""
+        """Frames take about ``nbytes``, in ``slots`` whose memory is committed when it is touched."""
         self._slots = private_slots(nbytes, slots)
         self._lock = threading.Lock()
         self.oversize = 0
-        """Number of frames larger than a slot that found no room."""
+        """Number of frames larger than a slot."""
         self.crowded_out = 0
         """Number of frames that would fit a slot and found none free."""
 
     def lend(self, nbytes: int) -> Bytes:
-        """Return memory for a frame, uint8 [nbytes]: slots, or fresh memory where too few are free."""
-        span = self._slots.span(nbytes)
+        """Return memory for a frame, uint8 [nbytes]: a slot, or fresh memory where none is free."""
         with self._lock:
-            slot = self._slots.take(span)
+            slot = self._slots.take(nbytes)
             if slot is None:
-                self.oversize += span > 1
-                self.crowded_out += span == 1
+                is_larger = nbytes > self._slots.slot_bytes
+                self.oversize += is_larger
+                self.crowded_out += not is_larger
         return np.empty(nbytes, np.uint8) if slot is None else self._slots.lend(slot, nbytes)
 
 

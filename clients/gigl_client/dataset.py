@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 _PREFETCH_SIZE = 4
 _MAX_SHARES = 64
 """Limit of a server on the share of one channel."""
+_CHANNEL_BYTES = 4 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,9 +314,9 @@ class RemoteDistDataset(GraphQueries):
             name=f"{request.name[:MAX_KEY]} rank {request.topology.rank}",
             share=max(request.num_workers, 1),
             interactive=request.interactive,
-            prefetch=(prefetch or _PREFETCH_SIZE) if request.num_workers else 0,
+            prefetch=(prefetch or max(_PREFETCH_SIZE, 2 * request.num_workers)) if request.num_workers else 0,
             in_order=request.workers.in_order,
-            channel_bytes=request.workers.channel_bytes,
+            channel_bytes=request.workers.channel_bytes or _CHANNEL_BYTES,
             transport=self._transport,
             rows=self._rows,
             complete=not request.has_deferred_features,

@@ -33,9 +33,9 @@ class Result(IntEnum):
     STARTED = 0
     """The process is up. Not a response to a request."""
     FRAME = 1
-    """A frame in slots of the ring: ``slot`` is the first."""
+    """A frame in ``slot`` of the ring."""
     OVERSIZE = 2
-    """A frame in a memory file of its own, because there was no room in the ring."""
+    """A frame in a memory file of its own, because it is larger than a slot of the ring."""
     SKIPPED = 3
     """No frame: the request is of an older generation, whose epoch the trainer has left."""
 

@@ -2,7 +2,8 @@
 
 Frames are large (125 MB is usual), and the first touch of a page costs a fault, several times the price
 of copying the page. So slots are reused, lowest first: the number of touched slots stays as small as
-the number of batches alive. A frame that is larger than a slot takes as many adjacent ones as it needs.
+the number of batches alive. A slot has address space for a far larger frame than is usual, of which only
+touched pages are memory.
 
 A ring is one memory file without a name: nothing is left in ``/dev/shm`` after SIGKILL, and a container's
 limit on ``/dev/shm`` does not apply. Pages are committed when touched. The file holds, in order,
@@ -30,8 +31,8 @@ import numpy.typing as npt
 
 from gigl_loader.arrays import Bytes
 from gigl_loader.memfile import map_memory
-from gigl_loader.native import lease_slots
-from gigl_loader.resources import naming_channel
+from gigl_loader.native import lease_slot
+from gigl_loader.resources import address_bytes, naming_channel
 
 
 class SlotPool:
@@ -55,24 +56,17 @@ class SlotPool:
         """Number of slots that arrays of this process hold."""
         return int(np.count_nonzero(self._lent))
 
-    def span(self, nbytes: int) -> int:
-        """Return how many adjacent slots ``nbytes`` take."""
-        return max(-(-nbytes // self.slot_bytes), 1)
-
-    def take(self, span: int = 1) -> int | None:
-        """Take the lowest ``span`` adjacent free slots. Return the first, ``None`` without any."""
-        free = np.flatnonzero(self._flags == 0)
-        ends = free[span - 1 :]
-        (adjacent,) = np.nonzero(ends - free[: len(ends)] == span - 1)
-        if not len(adjacent):
+    def take(self, nbytes: int = 0) -> int | None:
+        """Take the lowest free slot. ``None`` where none is free, and for ``nbytes`` that no slot holds."""
+        if nbytes > self.slot_bytes or self._flags.all():
             return None
-        slot = int(free[adjacent[0]])
-        self._flags[slot : slot + span] = 1
+        slot = int(self._flags.argmin())
+        self._flags[slot] = 1
         return slot
 
-    def give(self, slot: int, span: int = 1) -> None:
-        """Free taken slots that were not lent."""
-        self._flags[slot : slot + span] = 0
+    def give(self, slot: int) -> None:
+        """Free a taken slot that was not lent."""
+        self._flags[slot] = 0
 
     def give_all(self, *, but: set[int]) -> None:
         """Free every slot that is neither lent nor in ``but``, after the process that took slots has died."""
@@ -80,34 +74,30 @@ class SlotPool:
             if slot not in but and not self._lent[slot]:
                 self._flags[slot] = 0
 
-    def is_lent(self, slot: int, span: int = 1) -> bool:
-        """Whether one of ``span`` slots is lent."""
-        return bool(self._lent[slot : slot + span].any())
+    def is_lent(self, slot: int) -> bool:
+        """Whether arrays of this process hold a slot."""
+        return bool(self._lent[slot])
 
-    def buffer(self, slot: int, span: int = 1) -> Bytes:
-        """Return the memory of taken slots, uint8 [span * ``slot_bytes``]. Valid until they are freed."""
-        return self._memory[slot * self.slot_bytes : (slot + span) * self.slot_bytes]
+    def buffer(self, slot: int) -> Bytes:
+        """Return the memory of a taken slot, uint8 [``slot_bytes``]. Valid until it is freed."""
+        return self._memory[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]
 
     def lend(self, slot: int, nbytes: int) -> Bytes:
-        """Return ``nbytes`` from the start of a taken slot as an array, uint8 [nbytes], that owns its slots.
+        """Return ``nbytes`` from the start of a taken slot as an array, uint8 [nbytes], that owns the slot.
 
-        Views and tensors made from the array own them, too. They are freed with the last of these, in any
-        thread, without a line of Python: an interrupt cannot lose them. The memory outlives the pool.
+        Views and tensors made from the array own it, too. It is freed with the last of these, in any
+        thread, without a line of Python: an interrupt cannot lose it. The memory outlives the pool.
         """
-        span = self.span(nbytes)
-        memory = self.buffer(slot, span)
-        lease = lease_slots(self._lent, self._flags, slot, span)
-        return np.asarray(_Lease(memory, nbytes, span, lease))
+        return np.asarray(_Lease(self.buffer(slot), nbytes, lease_slot(self._lent, self._flags, slot)))
 
 
 class _Lease:
-    """Base object of every array in lent slots, which it keeps mapped. NumPy and torch keep it alive."""
+    """Base object of every array in a lent slot, which it keeps mapped. NumPy and torch keep it alive."""
 
-    __slots__ = ("__array_interface__", "_lease", "memory", "span")
+    __slots__ = ("__array_interface__", "_lease", "memory")
 
-    def __init__(self, memory: Bytes, nbytes: int, span: int, lease: object) -> None:
+    def __init__(self, memory: Bytes, nbytes: int, lease: object) -> None:
         self.memory = memory
-        self.span = span
         self._lease = lease
         self.__array_interface__: dict[str, Any] = memory[:nbytes].__array_interface__
 
@@ -118,11 +108,11 @@ def slot_bytes_of(nbytes: int, slots: int) -> int:
 
 
 def private_slots(nbytes: int, slots: int) -> SlotPool:
-    """Return a pool of ``slots`` slots in private memory. Raises ``MemoryError`` where there is none.
+    """Return a pool of ``slots`` slots in private memory, for frames that take ``nbytes`` together.
 
-    The pool reserves ``nbytes`` of address space. Pages are committed when they are touched.
+    Pages are committed when they are touched. Raises ``MemoryError`` where there is no address space.
     """
-    slot_bytes = slot_bytes_of(nbytes, slots)
+    slot_bytes = slot_bytes_of(address_bytes(nbytes), slots)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     if sys.platform == "linux":  # Reserves address space only: a machine may map more memory than it has.
         flags |= getattr(mmap, "MAP_NORESERVE", 0x4000)
@@ -134,10 +124,10 @@ def private_slots(nbytes: int, slots: int) -> SlotPool:
 def slot_of(array: Bytes) -> Bytes | None:
     """Return the slot whose start ``array`` is, uint8 [``slot_bytes``]. ``None`` for other memory.
 
-    Every array lent from the same slot, now or later, has the same memory. One in several slots has none.
+    Every array lent from the same slot, now or later, has the same memory.
     """
     lease: object = array.base
-    return lease.memory if isinstance(lease, _Lease) and lease.span == 1 else None
+    return lease.memory if isinstance(lease, _Lease) else None
 
 
 _PAGE = 4096
@@ -182,7 +172,7 @@ class RingLayout:
     slots: int
     """Number of frames that may lie in the ring."""
     slot_bytes: int
-    """Size of a slot. A larger frame takes several, or gets a memory file of its own."""
+    """Address space of a slot. A larger frame gets a memory file of its own."""
 
     def __post_init__(self) -> None:
         if self.request_bytes % 8:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from gigl_loader.errors import naming_extra
-from gigl_loader.options import size_text
+from gigl_loader.options import size_text, workers_of
 from gigl_loader.resources import free_memory, usable_cores
 
 _LITTLE_MEMORY = 1 << 30
@@ -81,9 +81,8 @@ def _processor() -> Finding:
     flags = _cpu_field("flags").split()
     vectors = [name for name in ("avx2", "avx512f") if name in flags]
     model = _cpu_field("model name") or platform.machine()
-    return Finding(
-        "processor", "ok", f"{model}, {usable_cores()} cores usable, {', '.join(vectors) or 'no AVX2'}"
-    )
+    cores = f'{usable_cores()} cores usable (num_workers="auto": {workers_of("auto", ranks=1)} for one rank)'
+    return Finding("processor", "ok", f"{model}, {cores}, {', '.join(vectors) or 'no AVX2'}")
 
 
 def _cpu_field(name: str) -> str:

@@ -189,6 +189,6 @@ class GltDataset(DistDataset):
         return InlineSource(
             request.plan.open(self._graph, store, shared=request.shared),
             request.schedule,
-            channel_bytes=request.workers.channel_bytes,
+            channel_bytes=request.workers.frame_bytes(),
             check=self._graph.verifier.check,
         )

@@ -10,7 +10,7 @@ import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeAlias
 
 import torch
 from typing_extensions import TypedDict
@@ -26,6 +26,7 @@ from gigl_loader.options import (
     real_number,
     start_method_from_environment,
     whole_number,
+    workers_of,
 )
 from gigl_loader.shared import SharedTensors, check_shared
 
@@ -65,14 +66,15 @@ class LoaderOptions(TypedDict, total=False):
     """Leave out a last batch that is short."""
     seed: int | None
     """Run seed. Random (the same on all ranks), and logged, when ``None``."""
-    num_workers: int
-    """Sampling processes, by default 1. 0 samples in this process, when the batch is requested. Graph store:
+    num_workers: int | Literal["auto"]
+    """Sampling processes, by default 1. ``"auto"``: the usable cores over the ranks of the host, less one for
+    the trainer. 0 samples in this process, when the batch is requested. Graph store:
     this loader's share of the servers' threads; 0 requests a batch when it is needed."""
     worker_concurrency: int
-    """Batches in flight per sampling process, by default 4. Fewer, but two, of batches larger than a slot of
-    the ring."""
-    channel_size: int | str
-    """Address space for batches in flight, in bytes or as ``"4GB"`` (default). Memory is used on demand."""
+    """Batches in flight per sampling process, by default 4. Fewer where ``channel_size`` holds fewer."""
+    channel_size: int | str | None
+    """Memory that batches in flight may take, in bytes or as ``"4GB"``. By default, half of what is free,
+    shared by the ranks of the host. Where it is short, fewer batches are in flight."""
     feature_memory: int | str
     """Memory of this host that features may take, in bytes or as ``"4GB"``. ``"auto"`` (default): what is
     free, less what batches need. Features that do not fit are read when they are wanted, through a cache.
@@ -145,7 +147,7 @@ DEFAULTS: LoaderOptions = {
     "seed": None,
     "num_workers": 1,
     "worker_concurrency": 4,
-    "channel_size": "4GB",
+    "channel_size": None,
     "feature_memory": "auto",
     "feature_memory_device": None,
     "window": "auto",
@@ -216,8 +218,11 @@ class CheckedOptions:
     transform: Callable[[Any], Any] | None
 
     @classmethod
-    def read(cls, given: LoaderOptions) -> CheckedOptions:
-        """Check ``given``, which has every option. Errors name option, value and rule."""
+    def read(cls, given: LoaderOptions, *, ranks: int) -> CheckedOptions:
+        """Check ``given``, which has every option. Errors name option, value and rule.
+
+        ``ranks``: of this host.
+        """
         flag("even_batches", given["even_batches"])
         store = StoreOptions(
             prefetch_size=given["prefetch_size"],
@@ -225,7 +230,8 @@ class CheckedOptions:
             max_producer_inits=given["max_concurrent_producer_inits"],
         )
         gap, transform = given["process_start_gap_seconds"], given["transform"]
-        num_workers = whole_number("num_workers", given["num_workers"], minimum=0)
+        channel = given["channel_size"]
+        num_workers = workers_of(given["num_workers"], ranks=ranks)
         if transform is not None and not callable(transform):
             raise TypeError(f"transform must be callable, got {transform!r}")
         return cls(
@@ -245,7 +251,7 @@ class CheckedOptions:
             workers=WorkerOptions(
                 num_workers=max(num_workers, 1),
                 worker_concurrency=whole_number("worker_concurrency", given["worker_concurrency"], minimum=1),
-                channel_bytes=byte_count("channel_size", given["channel_size"]),
+                channel_bytes=None if channel is None else byte_count("channel_size", channel),
                 in_order=flag("in_order", given["in_order"]),
                 max_worker_restarts=whole_number(
                     "max_worker_restarts", given["max_worker_restarts"], minimum=0

@@ -28,6 +28,7 @@ from gigl_loader.loaders.arguments import (
 )
 from gigl_loader.loaders.dataset import Dataset, DatasetOfLoader, check_dataset
 from gigl_loader.loaders.dequantize import dequantizing
+from gigl_loader.loaders.idle_cores import IdleCores
 from gigl_loader.loaders.input_times import request_alone
 from gigl_loader.loaders.inputs import SeedNodes, read_seed_weights, seed_draw
 from gigl_loader.loaders.ledger import Ledger, run_digests
@@ -125,7 +126,7 @@ class BaseDistLoader(FixedArguments, AcceleratePrepared):
         self.dataset = cast("SizedDataset", dataset)
         self._take(Placement.find(PlacementOptions.read(type(self).__name__, given, self.resolve_runtime)))
         with self._placement.telling_failures():
-            self._options = checked = CheckedOptions.read(given)
+            self._options = checked = CheckedOptions.read(given, ranks=self.topology.local_world_size)
             dataset.check_options(checked.store)
             self.columns = read_columns(dataset.schema, given["node_columns"], given["edge_columns"])
             self.batch_size, self.num_workers = checked.batch_size, checked.num_workers
@@ -141,6 +142,11 @@ class BaseDistLoader(FixedArguments, AcceleratePrepared):
             self._plan(self._placement.run_seed(checked.seed))
             self._rows = RowCounter.of(dataset, self.plan.frame(dataset.schema))
             self._seed_watch = SeedWatch(self.name, self.plan, self._sampling, dataset.schema)
+            self._idle_cores = IdleCores(
+                self.name,
+                num_workers=self.num_workers,
+                ranks=self.topology.local_world_size,
+            )
             # Now, since the dataset may not be reachable later, when the state is needed most.
             self._made_with = states.describe_run(dataset, self.plan, self._seeds, self._schedule)
             self._seeds = self._seeds.without_ids()
@@ -302,10 +308,17 @@ class BaseDistLoader(FixedArguments, AcceleratePrepared):
         ``seconds_waiting`` for batches, ``seconds_copying`` to the device, ``seconds_collating``, and
         ``seconds_transforming`` in ``transform``. ``seeds_without_neighbours``: of batches without an edge;
         ``seeds_without_past``: see ``time_attr``. ``rows`` counts rows of features ``wanted``, and by origin:
-        ``cache``, ``memory``, ``disk``, ``wire``.
+        ``cache``, ``memory``, ``disk``, ``wire``. ``advice``: a sentence where other options would be faster,
+        else empty.
         """
         rows = {"rows": self._rows.read()}  # Where the source does not count them.
-        return {**rows, **self._frames.stats(), **self._pipeline.stats(), **self._seed_watch.stats()}
+        return {
+            **rows,
+            **self._frames.stats(),
+            **self._pipeline.stats(),
+            **self._seed_watch.stats(),
+            "advice": self._idle_cores.advice,
+        }
 
     def ledger(self, path: str | os.PathLike[str]) -> Ledger:
         """Write a line, with digests, for every batch of the epochs from now on; return the :class:`Ledger`.
@@ -489,6 +502,7 @@ class BaseDistLoader(FixedArguments, AcceleratePrepared):
         self._rows.add(frame)
         progress.give(frame.batch)
         self._seed_watch.look(frame)
+        self._idle_cores.look(self._frames.seconds_waiting)
         return batch
 
     def _check_usable(self) -> None:

@@ -248,7 +248,7 @@ class StreamTransfer:
     """Copies on a side stream, while the trainer's stream computes, two frames at once at most.
 
     A frame in a slot is copied from there, and keeps the slot until the copy is done. One that lies
-    elsewhere, or in several slots, is copied into pinned memory first.
+    elsewhere is copied into pinned memory first.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -428,8 +428,8 @@ def copy_from_peers(
 def slot_table_size(num_slots: int) -> int:
     """Return the size of the table of ``PeerSlots``."""
 
-def lease_slots(lent: npt.NDArray[np.uint8], flags: npt.NDArray[np.uint8], slot: int, span: int) -> object:
-    """Set ``lent`` at ``span`` slots from ``slot``. When the result ends, it and ``flags`` become 0 there.
+def lease_slot(lent: npt.NDArray[np.uint8], flags: npt.NDArray[np.uint8], slot: int) -> object:
+    """Set ``lent`` at ``slot``. When the result ends, it and ``flags`` become 0 there.
 
     Both uint8, of one length. No Python code runs then. In a forked child, the end does nothing.
     """

@@ -180,7 +180,7 @@ class InlineSource:
         memory: FeatureMemory | None = None,
         spans: BatchSpans | None = None,
     ) -> None:
-        """``channel_bytes`` of address space are set aside for frames; memory is committed when touched.
+        """Frames take about ``channel_bytes``, in slots whose memory is committed when it is touched.
 
         ``check`` is called before each batch, and raises if what it would be made of is damaged.
 
@@ -289,7 +289,7 @@ class InlineSource:
         return Frame(buffer, layout)
 
     def _memory(self, slots: SlotPool, nbytes: int) -> Bytes:
-        slot = slots.take(slots.span(nbytes))
+        slot = slots.take(nbytes)
         if slot is None:
             self._fresh += 1
             return np.empty(nbytes, np.uint8)

@@ -72,8 +72,8 @@ class WindowedSource:
     ) -> None:
         """``inner`` delivers frames with deferred features, and is closed with this source.
 
-        ``window`` batches are fetched together at most, by default as many as fit. ``channel_bytes`` of
-        address space are reserved for whole frames. Skeletons take ``skeleton_bytes`` at most.
+        ``window`` batches are fetched together at most, by default as many as fit. Whole frames take about
+        ``channel_bytes``. Skeletons take ``skeleton_bytes`` at most.
         Where whole frames need more than ``batch_bytes``, there are fewer of them, and the cache is smaller.
         ``origin`` is where the readers of the cache read: ``"disk"`` or ``"wire"``.
         ``wire`` returns their traffic, where that of ``inner`` does not contain it.
@@ -391,7 +391,7 @@ def _windows(
         Completion(schema, plan),
         FeatureCache(cached, nbytes - skeleton_bytes, ranks=_ranks_of(request, graph_digest)),
         window=request.features.window if memory.cached else 1,
-        channel_bytes=request.workers.channel_bytes,
+        channel_bytes=request.workers.frame_bytes(ranks=request.topology.local_world_size),
         skeleton_bytes=skeleton_bytes,
         batch_bytes=memory.batch_bytes,
         timeout_s=2 * request.timeout_s,  # The trainer's own wait ends before, and says why.

@@ -424,7 +424,7 @@ class WindowThreads:
         return Frame(buffer, layout, skeleton.frame.served_by)
 
     def _memory(self, nbytes: int) -> Bytes:
-        slot = self.slots.take(self.slots.span(nbytes))
+        slot = self.slots.take(nbytes)
         if slot is None:
             self.fresh += 1
             return np.empty(nbytes, np.uint8)

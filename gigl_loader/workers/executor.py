@@ -138,21 +138,20 @@ class Executor:
         )
 
     def _place(self, sampled: SampledBatch) -> tuple[int, int | None]:
-        """Write a frame into slots, or into a memory file when too few adjacent ones are free.
+        """Write a frame into a slot, or into a memory file where it is larger than one.
 
-        Return the first slot, and the descriptor of the memory file.
+        Return the slot, and the descriptor of the memory file.
         """
         nbytes = sampled.layout.nbytes
         slots = self._ring.slots
-        span = slots.span(nbytes)
         with self._slots_lock:
-            slot = slots.take(span)
+            slot = slots.take(nbytes)
         if slot is None:
             return 0, _written_apart(sampled, nbytes)
         try:
-            sampled.write(slots.buffer(slot, span)[:nbytes])
+            sampled.write(slots.buffer(slot)[:nbytes])
         except BaseException:
-            slots.give(slot, span)
+            slots.give(slot)
             raise
         return slot, None
 

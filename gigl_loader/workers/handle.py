@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.request import BatchRequest
     from gigl_loader.tracing import OpenSpan
     from gigl_loader.workers.config import WorkerConfig
+    from gigl_loader.workers.frame_limit import FrameLimit
 
 
 @dataclass(slots=True)
@@ -78,17 +79,15 @@ def statistics(workers: Sequence[WorkerStats]) -> dict[str, Any]:
 
 _LOGGER = logging.getLogger(__name__)
 _MAX_MAPS = 32
-_MIN_IN_FLIGHT = 2
-"""Batches: one is sampled while one waits."""
 _NOBODY = -1
 
 
 class Delivery(NamedTuple):
-    """A finished frame that the source has not delivered yet: in slots, or in memory of its own."""
+    """A finished frame that the source has not delivered yet: in a slot, or in memory of its own."""
 
     handle: WorkerHandle
     batch: int
-    slots: range
+    slot: int
     apart: Bytes | None
     nbytes: int
     unavailable: bool
@@ -119,18 +118,21 @@ class Death(NamedTuple):
 class WorkerHandle:
     """Sends requests to one process at a time and takes its responses. Blocks only to reap and to close."""
 
-    def __init__(self, config: WorkerConfig, *, method: str, spare_slots: int) -> None:
-        """Start the first process. Arrays of the consumer keep at most ``spare_slots`` slots at any time."""
+    def __init__(self, config: WorkerConfig, limit: FrameLimit, *, method: str, spare_slots: int) -> None:
+        """Start the first process. Arrays of the consumer keep at most ``spare_slots`` slots at any time.
+
+        ``limit`` is that of all workers of the source.
+        """
         self.worker = config.worker
         self.stats = WorkerStats()
         self._config = config
+        self._limit = limit
         self._method = method
         self._spare_slots = spare_slots
         self._generation = 0
         self._open: dict[int, Request] = {}
         self._free_request_slots = list(range(config.ring.request_slots))
         self._undelivered = 0
-        self._largest_span = 1
         self._finished_slots: set[int] = set()
         self._maps: set[int] = set()
         self._ring_fd = create_memory(f"gigl-ring-{config.worker}", config.ring.nbytes)
@@ -143,14 +145,12 @@ class WorkerHandle:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more request stays within the batches in flight: fewer if they take several slots."""
-        in_flight = self._config.ring.request_slots - len(self._free_request_slots) + self._undelivered
-        return in_flight < self._most_in_flight
-
-    @property
-    def _most_in_flight(self) -> int:
-        fitting = max(self._config.ring.request_slots // self._largest_span, _MIN_IN_FLIGHT)
-        return min(fitting, self._config.ring.request_slots)
+        """Whether one more request stays within the batches in flight, and its frame within the memory."""
+        underway = self._config.ring.request_slots - len(self._free_request_slots) + self._undelivered
+        return (
+            underway < self._config.ring.request_slots
+            and underway + self._ring.slots.lent < self._limit.of(self.worker)
+        )
 
     @property
     def load(self) -> tuple[int, int]:
@@ -201,8 +201,7 @@ class WorkerHandle:
     def hand_out(self, delivery: Delivery) -> Bytes:
         """Deliver a frame and return its memory, uint8 [nbytes].
 
-        The memory are the slots themselves, or a copy when arrays of the consumer would keep more than
-        ``spare_slots``.
+        The memory is the slot itself, or a copy where arrays of the consumer would keep too many slots.
         """
         slots = self._ring.slots
         self._undelivered -= 1
@@ -210,33 +209,32 @@ class WorkerHandle:
         self.stats.bytes += delivery.nbytes
         if delivery.apart is not None:
             return self._lend_apart(delivery.apart)
-        first, span = delivery.slots.start, len(delivery.slots)
-        self._finished_slots.difference_update(delivery.slots)
-        if slots.lent + span <= self._spare_slots:
-            return slots.lend(first, delivery.nbytes)
+        self._finished_slots.remove(delivery.slot)
+        # One frame of the worker is left to be sampled next.
+        if slots.lent < min(self._spare_slots, max(self._limit.of(self.worker) - 1, 1)):
+            return slots.lend(delivery.slot, delivery.nbytes)
         self.stats.copied_out += 1
         try:
-            return slots.buffer(first, span)[: delivery.nbytes].copy()
+            return slots.buffer(delivery.slot)[: delivery.nbytes].copy()
         finally:
-            slots.give(first, span)
+            slots.give(delivery.slot)
 
     def take_back(self, delivery: Delivery) -> Bytes:
         """Return a copy of a frame, uint8 [nbytes], and drop the frame: it does not count as delivered."""
         try:
             memory = delivery.apart
             if memory is None:
-                slots = delivery.slots
-                memory = self._ring.slots.buffer(slots.start, len(slots))[: delivery.nbytes]
+                memory = self._ring.slots.buffer(delivery.slot)[: delivery.nbytes]
             return memory.copy()
         finally:
             self.drop(delivery)
 
     def drop(self, delivery: Delivery) -> None:
-        """Free the slots of a frame that was not delivered."""
+        """Free the slot of a frame that was not delivered."""
         self._undelivered -= 1
         if delivery.apart is None:
-            self._finished_slots.difference_update(delivery.slots)
-            self._ring.slots.give(delivery.slots.start, len(delivery.slots))
+            self._finished_slots.remove(delivery.slot)
+            self._ring.slots.give(delivery.slot)
 
     def describe(self) -> str:
         """Return the worker, its process and its activity as text, for messages."""
@@ -313,25 +311,22 @@ class WorkerHandle:
     def _delivery(self, request: Request, response: Response, fds: list[int]) -> Delivery | None:
         if response.result == Result.SKIPPED and request.generation != self._generation:
             return None
-        slots = self._ring.slots
-        span = slots.span(response.nbytes)
+        slots, slot, unavailable = self._ring.slots, response.slot, bool(response.unavailable)
         if response.result == Result.OVERSIZE and len(fds) == 1:
-            self._largest_span = max(self._largest_span, span)
             self._count_oversize(response.nbytes)
-            self._undelivered += 1
             memory = map_memory(fds[0], response.nbytes)
-            return Delivery(
-                self, request.batch, range(0), memory, response.nbytes, bool(response.unavailable), response
+            delivery = Delivery(self, request.batch, 0, memory, response.nbytes, unavailable, response)
+        else:
+            there = (
+                response.result == Result.FRAME and slot < len(slots) and response.nbytes <= slots.slot_bytes
             )
-        taken = range(response.slot, response.slot + span)
-        there = response.result == Result.FRAME and taken.stop <= len(slots)
-        if not there or slots.is_lent(taken.start, span) or not self._finished_slots.isdisjoint(taken):
-            raise FormatError(f"worker {self.worker} sent {response}")
-        self._largest_span = max(self._largest_span, span)
+            if not there or slots.is_lent(slot) or slot in self._finished_slots:
+                raise FormatError(f"worker {self.worker} sent {response}")
+            self._finished_slots.add(slot)
+            delivery = Delivery(self, request.batch, slot, None, response.nbytes, unavailable, response)
+        self._limit.note(response.nbytes)
         self._undelivered += 1
-        self._finished_slots.update(taken)
-        unavailable = bool(response.unavailable)
-        return Delivery(self, request.batch, taken, None, response.nbytes, unavailable, response)
+        return delivery
 
     def _lend_apart(self, memory: Bytes) -> Bytes:
         # Each mapping holds a file descriptor, and a process may have only about a thousand of them.
@@ -346,11 +341,11 @@ class WorkerHandle:
         self.stats.oversize += 1
         if self.stats.oversize == 1:
             _LOGGER.warning(
-                "a frame of %.1f MB found no room in the ring of worker %d, which has %.1f MB: a larger "
-                "channel_size saves the cost of fresh memory",
+                "a frame of %.1f MB is larger than a slot of the ring of worker %d, %.1f MB: a larger "
+                "channel_size, or no limit of address space (ulimit -v), saves the cost of fresh memory",
                 nbytes / 1e6,
                 self.worker,
-                len(self._ring.slots) * self._ring.slots.slot_bytes / 1e6,
+                self._ring.slots.slot_bytes / 1e6,
             )
 
     def _activity(self) -> str:

@@ -22,11 +22,12 @@ from gigl_loader.channel.frame import Failure
 from gigl_loader.channel.ring import RingLayout
 from gigl_loader.errors import FormatError, SamplingError, WorkerDied, add_note
 from gigl_loader.processes import is_stopped
-from gigl_loader.resources import naming_channel, naming_process_limit, process_limit
+from gigl_loader.resources import address_bytes, naming_channel, naming_process_limit, process_limit
 from gigl_loader.retry import Backoff
 from gigl_loader.sampling.request import entry_bytes
 from gigl_loader.sampling.source import check_epoch, features_told
 from gigl_loader.workers.config import WorkerConfig
+from gigl_loader.workers.frame_limit import FrameLimit
 from gigl_loader.workers.handle import WorkerHandle, statistics
 from gigl_loader.workers.process import check_start_method, collect_stacks
 
@@ -90,7 +91,7 @@ _CANNOT_START = {
 }
 _MIN_SPARE_SLOTS = 2  # Per worker: the batch in use, and the one before it.
 _SPARE_SLOTS = 8  # Over all workers: frames that the consumer may keep before frames are copied.
-_MAX_IN_FLIGHT = 128  # Per worker: sends never block, as a socket's buffer holds some 270 messages.
+_MAX_CONCURRENCY = 128  # Per worker: sends never block, as a socket's buffer holds some 270 messages.
 
 
 class WorkerSource:
@@ -112,6 +113,7 @@ class WorkerSource:
         timeout_s: float = 300.0,
         memory: FeatureMemory | None = None,
         deferred: bool = False,
+        ranks: int = 1,
         spans: BatchSpans | None = None,
     ) -> None:
         """Start the workers. Returns before they are up; ``receive`` raises if one cannot start.
@@ -123,11 +125,12 @@ class WorkerSource:
         the trainer will wait in ``receive``: workers give up requests to peers within that time. ``deferred``
         frames have the places of features instead of the features.
 
-        ``memory``, for ``stats``: where features are read from.
+        ``memory``, for ``stats``: where features are read from. ``ranks`` of this host share its memory.
         """
         check_start_method(options.start_method)
         self._graph = graph  # Its files stay open: a restarted worker opens them again.
         self._deferred = deferred
+        self._ranks = ranks
         whole = plan.frame(graph.schema)
         self._frame = whole.with_deferred_features() if deferred else whole
         self._schedule = schedule
@@ -192,8 +195,7 @@ class WorkerSource:
             raise ValueError(f"all {self.num_batches} batches of the epoch were received: start an epoch")
         began = time.monotonic()
         try:
-            if self._returned:  # A batch that was not available: no worker may be busy, so send it now.
-                self._hand_out()
+            self._hand_out()  # A batch that was not available, or one for which there is room again.
             batch = self._awaited(began + timeout, timeout)
         finally:
             self._seconds_waiting += time.monotonic() - began
@@ -212,13 +214,20 @@ class WorkerSource:
     def _start(self, plan: BatchPlan, sampler: str) -> None:
         options = self._options
         spare_slots = max(_MIN_SPARE_SLOTS, _SPARE_SLOTS // options.num_workers)
-        in_flight = min(options.worker_concurrency, _MAX_IN_FLIGHT)
+        concurrency = min(options.worker_concurrency, _MAX_CONCURRENCY)
         largest = max(min(self._schedule.batch_size, self._schedule.num_entries), 1)
+        nbytes = options.frame_bytes(ranks=self._ranks)
+        limit = FrameLimit(
+            nbytes,
+            workers=options.num_workers,
+            most=concurrency + spare_slots,
+            is_given=options.channel_bytes is not None,
+        )
         ring = RingLayout.fit(
-            options.channel_bytes // options.num_workers,
-            request_slots=in_flight,
+            address_bytes(nbytes) // options.num_workers,
+            request_slots=concurrency,
             request_bytes=largest * entry_bytes(plan.inputs),
-            slots=in_flight + spare_slots,
+            slots=concurrency + spare_slots,
         )
         files = {} if self._schedule.draw is None else self._schedule.draw.files
         if self._shared is not None:
@@ -233,13 +242,13 @@ class WorkerSource:
                 inputs=plan.inputs,
                 reference=self._graph.reference,
                 ring=ring,
-                concurrency=in_flight,
+                concurrency=concurrency,
                 timeout_s=self._timeout_s,
                 deferred=self._deferred,
                 files=files,
             )
-            with naming_channel(options.channel_bytes), naming_process_limit(self._workers):
-                handle = WorkerHandle(config, method=options.start_method, spare_slots=spare_slots)
+            with naming_channel(nbytes), naming_process_limit(self._workers):
+                handle = WorkerHandle(config, limit, method=options.start_method, spare_slots=spare_slots)
             self._handles.append(handle)
             self._watch(handle)
 

@@ -140,7 +140,9 @@ def test_arrays_outlive_the_source(kind: Kind, expected: dict[int, list[bytes]],
         assert (array == parsed.array("node/node/n_id")).all()
 
 
-def test_frames_larger_than_a_slot_take_several(kind: Kind, expected: dict[int, list[bytes]]) -> None:
+def test_frames_take_slots_where_memory_for_them_is_short(
+    kind: Kind, expected: dict[int, list[bytes]]
+) -> None:
     with closing(kind.open(channel_bytes=max(kind.workers, 1) << 20, worker_concurrency=40)) as source:
         source.start_epoch(0)
         assert drain(source) == expected[0]

@@ -16,7 +16,7 @@ from torch_geometric.sampler import NumNeighbors
 from gigl_loader import BaseDistLoader, DistDataset, DistNeighborLoader, KHopNeighborSamplerOptions
 from gigl_loader.loaders.arguments import LoaderOptions
 from gigl_loader.loaders.transfer import target_device
-from gigl_loader.options import byte_count
+from gigl_loader.options import byte_count, workers_of
 from gigl_loader.sampling.khop import read_num_neighbors
 from tests.support.pyg_graphs import graph_of, heterogeneous, homogeneous, same_batch
 
@@ -411,7 +411,7 @@ def test_the_signature_shows_every_argument_and_default() -> None:
         "seed": None,
         "num_workers": 1,
         "worker_concurrency": 4,
-        "channel_size": "4GB",
+        "channel_size": None,
         "feature_memory": "auto",
         "feature_memory_device": None,
         "window": "auto",
@@ -484,3 +484,22 @@ def test_a_subclass_that_supplies_nothing_is_told_what_is_missing(hook: str) -> 
         getattr(Bare, hook)(
             Bare.__new__(Bare), *[None] * (len(inspect.signature(getattr(Bare, hook)).parameters) - 1)
         )
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "workers"), [(16, 1, 15), (16, 4, 3), (2, 1, 1), (1, 8, 1), (256, 1, 64)]
+)
+def test_workers_by_themselves_are_the_cores_of_a_rank_less_one(
+    monkeypatch: pytest.MonkeyPatch, cores: int, ranks: int, workers: int
+) -> None:
+    monkeypatch.setattr("gigl_loader.options.usable_cores", lambda: cores)
+    assert workers_of("auto", ranks=ranks) == workers
+    assert workers_of(3, ranks=ranks) == 3
+
+
+def test_a_loader_finds_its_workers_and_the_memory_of_their_frames() -> None:
+    dataset = DistDataset.from_pyg(homogeneous())
+    with DistNeighborLoader(dataset, [2], num_workers="auto", device="cpu", batch_size=4) as loader:
+        assert loader.num_workers == workers_of("auto", ranks=1)
+        assert len(list(loader)) == len(loader)
+        assert (loader.stats()["oversize"], loader.stats()["advice"]) == (0, "")

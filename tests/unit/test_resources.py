@@ -1,14 +1,24 @@
-"""Free memory, by control groups of both versions, the machine and ``RLIMIT_AS``."""
+"""Free memory and usable cores, by control groups of both versions, the machine and limits."""
 
 from __future__ import annotations
 
 import errno
+import math
+import os
 import resource
 from pathlib import Path
 
 import pytest
 
-from gigl_loader.resources import FreeMemory, free_memory, naming_process_limit
+from gigl_loader import resources
+from gigl_loader.resources import (
+    FreeMemory,
+    address_bytes,
+    free_memory,
+    idle_seconds,
+    naming_process_limit,
+    usable_cores,
+)
 
 GB = 1 << 30
 V1_NONE = 9223372036854771712
@@ -69,6 +79,56 @@ def test_address_space_is_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(resource, "getrlimit", lambda _: (GB, GB))
     used = 1024 * resource.getpagesize()
     assert free_memory(tmp_path / "cgroup", tmp_path) == FreeMemory(GB - used, "RLIMIT_AS (ulimit -v)")
+
+
+@pytest.mark.parametrize(
+    ("line", "files", "cores"),
+    [
+        ("0::/pod/a", {"pod/a/cpu.max": "max 100000", "pod/cpu.max": "150000 100000"}, 2),
+        ("0::/pod/a", {"pod/a/cpu.max": "50000 100000"}, 1),
+        ("0::/pod/a", {"pod/a/cpu.max": "max 100000"}, 1000),
+        ("0::/elsewhere", {}, 1000),
+        (
+            "3:cpu,cpuacct:/a\n0::/",
+            {"cpu/a/cpu.cfs_quota_us": "300000", "cpu/a/cpu.cfs_period_us": "100000"},
+            3,
+        ),
+        (
+            "3:cpu,cpuacct:/a\n0::/",
+            {"cpu/a/cpu.cfs_quota_us": "-1", "cpu/a/cpu.cfs_period_us": "100000"},
+            1000,
+        ),
+        ("0::/", {"cpu.max": "nonsense"}, 1000),
+    ],
+)
+def test_control_groups_limit_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, files: dict[str, str], cores: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(1000))
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(f"1:cpuset:/other\n{line}\n")
+    for name, text in files.items():
+        (tmp_path / "cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "cgroup" / name).write_text(f"{text}\n")
+    assert usable_cores(tmp_path / "cgroup", tmp_path / "proc") == cores
+
+
+def test_idle_time_of_the_cores_is_read(tmp_path: Path) -> None:
+    assert math.isnan(idle_seconds(tmp_path))
+    (tmp_path / "stat").write_text("cpu  100 0 200 5000 700 0 0 0 0 0\ncpu0 1 2 3 4 5 6\n")
+    assert idle_seconds(tmp_path) == 5700 / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize(("limit", "address"), [(1 << 40, 1 << 20), (resource.RLIM_INFINITY, 1 << 38)])
+def test_slots_have_room_where_address_space_is_not_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, address: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    monkeypatch.setattr(resources, "_PROC", tmp_path)
+    assert address_bytes(1 << 20) == address
+    (tmp_path / "sys/vm").mkdir(parents=True)
+    (tmp_path / "sys/vm/overcommit_memory").write_text("2\n")
+    assert address_bytes(1 << 20) == 1 << 20
 
 
 def test_this_machine_has_memory() -> None:

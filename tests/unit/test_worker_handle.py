@@ -18,6 +18,7 @@ from gigl_loader.memfile import create_memory
 from gigl_loader.sampling.request import BatchRequest
 from gigl_loader.workers import handle as handle_module
 from gigl_loader.workers.config import WorkerConfig
+from gigl_loader.workers.frame_limit import FrameLimit
 from gigl_loader.workers.handle import WorkerHandle
 from tests.support.plans import seed_request
 from tests.support.sources import PLAN
@@ -87,7 +88,8 @@ class PlayedWorker:
 @pytest.fixture
 def handle(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerHandle]:
     monkeypatch.setattr(handle_module, "Incarnation", PlayedWorker)
-    handle = WorkerHandle(SETTING, method="spawn", spare_slots=2)
+    limit = FrameLimit(1 << 40, workers=6, most=4, is_given=False)
+    handle = WorkerHandle(SETTING, limit, method="spawn", spare_slots=2)
     handle.leave_epoch(1)
     yield handle
     handle.end(0)
@@ -208,7 +210,7 @@ def test_a_burial_names_the_batches_to_sample_again(handle: WorkerHandle) -> Non
     handle.send(request(1))
     played(handle).work()
     (again,) = handle.deliveries()
-    assert (finished.slots, again.slots) == (range(1), range(1, 2))
+    assert (finished.slot, again.slot) == (0, 1)
     assert handle.hand_out(finished).tolist() == [0, 0]
     assert handle.hand_out(again).tolist() == [1, 1]
 
@@ -261,53 +263,54 @@ def test_a_slot_that_is_in_use_cannot_come_again(handle: WorkerHandle) -> None:
     for kept in (delivery, handle.hand_out(delivery)):
         handle.send(request(1))
         ask = Request.unpack(receive(played(handle).far)[0])
-        played(handle).answer(Result.FRAME, ask.request_slot, delivery.slots.start)
+        played(handle).answer(Result.FRAME, ask.request_slot, delivery.slot)
         with pytest.raises(FormatError, match="worker 5 sent"):
             list(handle.deliveries())
         del kept
 
 
-def test_a_frame_in_two_slots_is_one_delivery(handle: WorkerHandle) -> None:
-    handle.send(request(0))
-    ask = Request.unpack(receive(played(handle).far)[0])
-    assert played(handle).ring.slots.take(2) == 0
-    played(handle).answer(Result.FRAME, ask.request_slot, 0, 5000)
-    (delivery,) = handle.deliveries()
-    assert delivery.slots == range(2)
-    handle.send(request(1))
-    ask = Request.unpack(receive(played(handle).far)[0])
-    played(handle).answer(Result.FRAME, ask.request_slot, 1)
-    with pytest.raises(FormatError, match="worker 5 sent"):
-        list(handle.deliveries())
-    array = handle.hand_out(delivery)
-    assert len(array) == 5000
-    assert played(handle).ring.slots.take() == 2
-    del array
-    assert played(handle).ring.slots.take(2) == 0
-
-
-@pytest.mark.parametrize(("nbytes", "in_flight"), [(4096, 8), (4097, 4), (3 * 4096, 2), (8 * 4096, 2)])
-def test_fewer_frames_that_take_several_slots_are_in_flight(
-    monkeypatch: pytest.MonkeyPatch, nbytes: int, in_flight: int
+@pytest.mark.parametrize(("fitting", "most_open"), [(12, 8), (11, 8), (5, 5), (2, 2), (0, 2)])
+def test_what_is_in_flight_fits_in_the_memory_for_frames(
+    monkeypatch: pytest.MonkeyPatch, fitting: int, most_open: int
 ) -> None:
-    """All that lie finished have room in the ring, as far as two do."""
     monkeypatch.setattr(handle_module, "Incarnation", PlayedWorker)
     layout = RingLayout(request_slots=8, request_bytes=128, slots=12, slot_bytes=4096)
-    handle = WorkerHandle(replace(SETTING, ring=layout), method="spawn", spare_slots=4)
+    config = replace(SETTING, worker=0, ring=layout)
+    limit = FrameLimit(fitting * 3000, workers=1, most=12, is_given=True)
+    handle = WorkerHandle(config, limit, method="spawn", spare_slots=4)
     handle.leave_epoch(1)
     handle.send(request(0))
     ask = Request.unpack(receive(played(handle).far)[0])
-    slot = played(handle).ring.slots.take(-(-nbytes // 4096))
-    played(handle).answer(Result.FRAME, ask.request_slot, slot or 0, nbytes)
+    played(handle).answer(Result.FRAME, ask.request_slot, played(handle).ring.slots.take() or 0, 3000)
     (delivery,) = handle.deliveries()
-    handle.drop(delivery)
-    batches = 0
-    while room(handle):
-        batches += 1
-        handle.send(request(batches))
-    assert batches == in_flight
+    kept = handle.hand_out(delivery)
+    assert _requests_sent(handle) == min(most_open, max(fitting, 2) - 1)  # A frame that is kept counts.
+    del kept
+    _requests_sent(handle)
+    assert handle.load[0] == most_open
     handle.end(0)
+    del delivery
     vars(handle).clear()
+
+
+def test_frames_that_are_kept_leave_room_for_the_next(handle: WorkerHandle) -> None:
+    handle._limit.note((1 << 40) // 12)  # Two of each worker.
+    kept = []
+    for batch in range(4):
+        assert handle.has_room
+        handle.send(request(batch))
+        played(handle).work()
+        (delivery,) = handle.deliveries()
+        kept.append(handle.hand_out(delivery))
+    assert [array.tolist() for array in kept] == [[batch, batch] for batch in range(4)]
+    assert handle.stats.copied_out == 3
+
+
+def _requests_sent(handle: WorkerHandle) -> int:
+    """Send as many requests as there is room for, and return how many are open."""
+    while room(handle):
+        handle.send(request(1))
+    return handle.load[0]
 
 
 def test_many_frames_in_memory_of_their_own_are_copied_too(handle: WorkerHandle) -> None:
