@@ -85,40 +85,40 @@ class Runner:
 
         Raises what the first of the tasks that fail raised, whichever of them failed first.
         """
-        advance = job.track(self._title(job, stage), stage.info.num_rows)
+        advance = job.track(self._title(job, stage), stage.num_rows)
         results: dict[int, TaskResult] = {}
-        for task in range(stage.info.num_tasks):
+        for task in range(stage.num_tasks):
             result = self._find(job, stage, task)
             if result is not None:
                 results[task] = result
                 self.totals.resumed += 1
                 advance(result.value["rows"])
-        left = [task for task in range(stage.info.num_tasks) if task not in results]
+        left = [task for task in range(stage.num_tasks) if task not in results]
         results.update(self._done(job, stage, left, advance))
         for result in results.values():
             job.files.update(result.files)
-        return [results[task].value for task in range(stage.info.num_tasks)]
+        return [results[task].value for task in range(stage.num_tasks)]
 
     def _uses_files(self, rows: int) -> bool:
         keeps = self._setting is not None and self._setting.keeps_results
         return keeps or (self._executor is not None and rows >= _FEW_ROWS)
 
     def _is_sent_out(self, stage: Stage) -> bool:
-        return self._executor is not None and stage.info.num_rows >= _FEW_ROWS
+        return self._executor is not None and stage.num_rows >= _FEW_ROWS
 
     def _title(self, job: Job, stage: Stage) -> str:
         """Return the step of a stage for people, with number and memory of tasks that are sent out."""
         if not self._is_sent_out(stage):
-            return stage.info.step
-        memory_bytes = self.task_budget(job, stage.info.num_rows).total
-        return f"{stage.info.step} ({stage.info.num_tasks} tasks, {memory_bytes / 1e6:,.0f} MB each)"
+            return stage.step
+        memory_bytes = self.task_budget(job, stage.num_rows).total
+        return f"{stage.step} ({stage.num_tasks} tasks, {memory_bytes / 1e6:,.0f} MB each)"
 
     def _find(self, job: Job, stage: Stage, task: int) -> TaskResult | None:
         """Return the result of a task that an earlier build has done, if its files are there."""
-        if f"done/{stage.info.name}/{task:06d}" not in self._kept:
+        if f"done/{stage.name}/{task:06d}" not in self._kept:
             return None
         try:
-            result = kept_result(job.scratch, stage.info.name, task)
+            result = kept_result(job.scratch, stage.name, task)
         except FormatError:  # Cut off by a crash of the machine: the task is done again.
             return None
         there = all(_is_there(job, name, record.nbytes) for name, record in result.files.items())
@@ -136,7 +136,7 @@ class Runner:
             for name, record in result.files.items():
                 if not _is_there(job, name, record.nbytes):
                     raise BuildError(
-                        f"{name} of the graph is not here, where a task of {stage.info.step} wrote it: give "
+                        f"{name} of the graph is not here, where a task of {stage.step} wrote it: give "
                         "an output and a --scratch that all machines share"
                     )
             self.totals.done += 1
@@ -151,7 +151,7 @@ class Runner:
         for task in tasks:
             result = run_task(job, stage, task)
             if self._setting is not None and self._setting.keeps_results:
-                keep_result(job.scratch, stage.info.name, task, result.to_json())
+                keep_result(job.scratch, stage.name, task, result.to_json())
             self.totals.done += 1
             yield task, result
 
@@ -160,7 +160,7 @@ class Runner:
     ) -> Iterator[tuple[int, TaskResult]]:
         assert self._setting is not None
         names = {key: name for key, (_, name) in self._shared.items()}
-        memory_bytes = self.task_budget(job, stage.info.num_rows).total
+        memory_bytes = self.task_budget(job, stage.num_rows).total
         executor.open(replace(self._setting, memory_bytes=memory_bytes), packed(stage, job.files, names))
         # Two for each worker, so that none waits for the next; fewer where tasks were cut for more memory.
         fitting = min(self._plan.task_bytes / self._cuts.task_bytes, 1.0)
@@ -176,7 +176,7 @@ class Runner:
                     if task not in running:
                         continue
                     running.discard(task)
-                    what = f"{stage.info.step}, task {task + 1} of {stage.info.num_tasks}"
+                    what = f"{stage.step}, task {task + 1} of {stage.num_tasks}"
                     if isinstance(data, Lost):
                         self._count_loss(losses, task, f"{what}: {data.reason}")
                         waiting.appendleft(task)

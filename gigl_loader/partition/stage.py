@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from gigl_loader.graph.schema import EdgeType, NodeType
     from gigl_loader.partition.exchange import Exchange, Kinds
     from gigl_loader.partition.job import Budget, Job
     from gigl_loader.partition.readers import Table
 
+Results = dict[str, Any]
+"""What the build must know of a task, JSON-able, with ``rows``, the rows done."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageInfo:
-    """Name and size of a stage."""
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Independent tasks. Each writes files, whose bytes depend on the stage alone."""
 
     name: str
     """Directory in the scratch, unique in the build."""
@@ -24,16 +30,26 @@ class StageInfo:
     num_rows: int
     """Rows that all its tasks work on."""
     num_tasks: int
+    run: Callable[[Job, int], Results]
+    """Does a task. It can be pickled: a function of a module, a ``partial`` of one, or a bound method."""
 
 
-class Stage(Protocol):
-    """Independent tasks. Each writes files, whose bytes depend on the stage alone."""
+def nodes_or_edges(kind: NodeType | EdgeType) -> str:
+    """Return a type for the text of a step."""
+    return f"nodes {kind}" if isinstance(kind, str) else f"edges {','.join(kind)}"
 
-    @property
-    def info(self) -> StageInfo: ...
 
-    def run(self, job: Job, task: int) -> dict[str, Any]:
-        """Do a task. Return what the build must know of it, JSON-able, with ``rows``, the rows done."""
+def run_on_shards(
+    job: Job, table: Table, name: str, step: str, work: Callable[[Job, Table], Results]
+) -> list[Mapping[str, Any]]:
+    """Run a stage with a task for each shard of a table. Return the results, in the order of the shards."""
+    shards = job.runner.shards(table)
+    run = partial(_on_shard, work, shards)
+    return job.runner.run(job, Stage(name, step, table.num_rows, len(shards), run))
+
+
+def _on_shard(work: Callable[[Job, Table], Results], shards: Sequence[Table], job: Job, task: int) -> Results:
+    return work(job, shards[task])
 
 
 @dataclass(slots=True)

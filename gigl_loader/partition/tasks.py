@@ -129,7 +129,7 @@ class OpenedStage:
             job.files.update(self._files)
             result = replace(run_task(job, self._stage, task), peak_bytes=peak_bytes()).to_json()
         if self._setting.keeps_results:
-            keep_result(self._scratch, self._stage.info.name, task, result)
+            keep_result(self._scratch, self._stage.name, task, result)
         return result
 
     def _load(self, reference: tuple[str, int, str]) -> Directory | TextIds:

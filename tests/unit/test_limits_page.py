@@ -323,7 +323,7 @@ def test_a_partition_is_written_by_one_task(tmp_path: Path, monkeypatch: pytest.
     run = Runner.run
 
     def noting(self: Runner, job: Job, stage: Stage) -> list[Mapping[str, Any]]:
-        tasks[stage.info.name] = stage.info.num_tasks
+        tasks[stage.name] = stage.num_tasks
         return run(self, job, stage)
 
     monkeypatch.setattr(Runner, "run", noting)

@@ -31,7 +31,7 @@ from gigl_loader.partition.job import Budget, Job
 from gigl_loader.partition.readers import Table
 from gigl_loader.partition.readers.shards import first_rows, numbered
 from gigl_loader.partition.roles import relation_column
-from gigl_loader.partition.stage import StageInfo
+from gigl_loader.partition.stage import Stage
 from gigl_loader.partition.steps.edge_sorter import DistinctPairs, EdgeSorter, Leaf
 from gigl_loader.partition.steps.ids import as_ids, find_all, require_integers
 from gigl_loader.partition.steps.nodes import bucket_cuts
@@ -176,10 +176,9 @@ def _write_edges(job: Job, data: _Edges) -> dict[EdgeType, BuiltEdges]:
     starts = [0] * len(shards) if "id" in data.table.columns else first_rows(shards)
     name = f"edges/{type_name(data.edge_type)}"
     exchange = job.runner.exchange(job, name, kinds, rows=count, num_writers=len(shards))
-    read = StageInfo(
-        name=f"{name}/read", step=f"edges {data}: reading", num_rows=count, num_tasks=len(shards)
-    )
-    found = job.runner.run(job, _SpreadStage(read, data, shards, starts, kinds, cuts, exchange))
+    spread = _Spread(data, shards, starts, kinds, cuts, exchange)
+    stage = Stage(f"{name}/read", f"edges {data}: reading", count, len(shards), spread.run)
+    found = job.runner.run(job, stage)
     rows = sum(each["rows"] for each in found)
     if rows != count:
         raise FormatError(f"{data.table.name}: {rows} rows, {count} before: it changed")
@@ -192,22 +191,16 @@ def _write_edges(job: Job, data: _Edges) -> dict[EdgeType, BuiltEdges]:
         first = number * max(len(cuts), 1)
         of_type = buckets[first : first + max(len(cuts), 1)]
         sizes = np.bincount(parts, of_type[: len(parts)], job.num_partitions).astype(np.int64)
-        write = StageInfo(
-            name=f"edges/{type_name(edge_type)}/write",
-            step=f"edges {','.join(edge_type)}: sorting",
-            num_rows=int(sizes.sum()),
-            num_tasks=job.num_partitions,
-        )
-        sort = _SortStage(
-            write, edge_type, data, kinds, cuts, parts, exchange, first, tuple(sizes.tolist()), largest_id
-        )
+        sort = _Sort(edge_type, data, kinds, cuts, parts, exchange, first, tuple(sizes.tolist()), largest_id)
         built[edge_type] = _sorted_edges(job, sort)
     exchange.drop(job)
     return built
 
 
-def _sorted_edges(job: Job, sort: _SortStage) -> BuiltEdges:
-    data, found = sort.data, job.runner.run(job, sort)
+def _sorted_edges(job: Job, sort: _Sort) -> BuiltEdges:
+    data, name = sort.data, f"edges/{type_name(sort.edge_type)}/write"
+    step = f"edges {','.join(sort.edge_type)}: sorting"
+    found = job.runner.run(job, Stage(name, step, sum(sort.sizes), job.num_partitions, sort.run))
     count = sum(each["edges"] for each in found)
     job.runner.count_left_out(f"edges {data}", "duplicates", sum(sort.sizes) - count)
     schema = EdgeSchema(
@@ -235,13 +228,12 @@ def _bucket_width(data: _Edges, kinds: Kinds, budget: Budget) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _SpreadStage:
+class _Spread:
     """Reads edges and spreads them over buckets of targets, a shard of the table a task.
 
     Each relation of a table has as many buckets, one relation after the other.
     """
 
-    info: StageInfo
     data: _Edges
     shards: Sequence[Table]
     first_rows: Sequence[int]
@@ -326,10 +318,9 @@ def _where(table: Table, column: str, first_row: int, row: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _SortStage:
+class _Sort:
     """Sorts the edges of buckets and writes the lists of one type, a partition a task."""
 
-    info: StageInfo
     edge_type: EdgeType
     data: _Edges
     kinds: Kinds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from gigl_loader.partition.exchange import FileExchange
 from gigl_loader.partition.job import Job
 from gigl_loader.partition.readers import Table
 from gigl_loader.partition.readers.shards import numbered
-from gigl_loader.partition.stage import StageInfo
+from gigl_loader.partition.stage import Results, Stage
 from gigl_loader.partition.table import GraphTables, is_mask
 from gigl_loader.tensors import STORAGE_DTYPES
 
@@ -141,14 +142,7 @@ def named_ids(job: Job, tables: GraphTables, node_type: NodeType) -> NodeIds:
         for name in names:
             require_integers(table, name)
         if names:
-            shards = job.runner.shards(table)
-            info = StageInfo(
-                name=f"ids/{type_name(node_type)}/{type_name(edge_type)}",
-                step=f"nodes {node_type}: ids in edges",
-                num_rows=table.num_rows,
-                num_tasks=len(shards),
-            )
-            _collect(job, seen, _EdgeIdStage(info, node_type, names, shards))
+            _collect(job, seen, table, names, f"ids/{type_name(node_type)}/{type_name(edge_type)}")
     splits = tables.nodes[node_type].splits if node_type in tables.nodes else {}
     for table in splits.values() if tables.unknown_ids == "add" else ():
         if not is_mask(table, "id"):
@@ -160,49 +154,50 @@ def named_ids(job: Job, tables: GraphTables, node_type: NodeType) -> NodeIds:
     return NodeIds(len(ids), ids)
 
 
-def _collect(job: Job, seen: _IdSet, stage: _EdgeIdStage) -> None:
-    """Add the ids of all shards: read here if there is one, else left by tasks."""
-    if stage.info.num_tasks == 1:
-        advance = job.track(stage.info.step, stage.info.num_rows)
-        for ids in stage.ids(job, 0, advance):
+def _collect(job: Job, seen: _IdSet, table: Table, columns: Sequence[str], name: str) -> None:
+    """Add the ids of some columns: read here if there is one shard, else left by tasks."""
+    shards, step = job.runner.shards(table), f"nodes {seen.node_type}: ids in edges"
+    if len(shards) == 1:
+        for ids in _ids_in(shards[0], columns, job, job.track(step, table.num_rows)):
             seen.add(ids)
         return
-    job.runner.run(job, stage)
+    exchange = FileExchange(f"rows/{name}", {"id": (np.dtype(np.int64), ())}, len(shards))
+    run = partial(
+        _leave_distinct, exchange=exchange, node_type=seen.node_type, shards=shards, columns=columns
+    )
+    job.runner.run(job, Stage(name, step, table.num_rows, len(shards), run))
     # They stay until the build ends: one that is resumed reads them again.
-    for chunk in stage.exchange.spill(job, 0, 1).read(0, ["id"], job.budget.chunk_rows(16)):
+    for chunk in exchange.spill(job, 0, 1).read(0, ["id"], job.budget.chunk_rows(16)):
         seen.add(chunk["id"])
 
 
-@dataclass(frozen=True, slots=True)
-class _EdgeIdStage:
-    """Collects the ids of a node type that edges mention, a shard of the table a task."""
+def _leave_distinct(
+    job: Job,
+    task: int,
+    *,
+    exchange: FileExchange,
+    node_type: NodeType,
+    shards: Sequence[Table],
+    columns: Sequence[str],
+) -> Results:
+    """Leave the distinct ids of a shard in the exchange."""
+    seen, count = _IdSet(job, node_type), 0
+    for ids in _ids_in(shards[task], columns, job, job.advance):
+        seen.add(ids)
+        count += len(ids)
+    with exchange.writer(job, task) as writer:
+        writer.append(0, {"id": seen.ascending()})
+    return {"rows": count // len(columns)}
 
-    info: StageInfo
-    node_type: NodeType
-    columns: Sequence[str]
-    shards: Sequence[Table]
 
-    @property
-    def exchange(self) -> FileExchange:
-        """The distinct ids of each shard."""
-        return FileExchange(f"rows/{self.info.name}", {"id": (np.dtype(np.int64), ())}, len(self.shards))
-
-    def run(self, job: Job, task: int) -> dict[str, Any]:
-        seen, count = _IdSet(job, self.node_type), 0
-        for ids in self.ids(job, task, job.advance):
-            seen.add(ids)
-            count += len(ids)
-        with self.exchange.writer(job, task) as writer:
-            writer.append(0, {"id": seen.ascending()})
-        return {"rows": count // len(self.columns)}
-
-    def ids(self, job: Job, task: int, advance: Callable[[int], None]) -> Iterator[Int64Array]:
-        """Yield the ids of a shard, checked."""
-        table = self.shards[task]
-        for row, chunk in numbered(table, self.columns, job.budget.chunk_rows(16)):
-            for name in self.columns:
-                yield as_ids(table, name, chunk[name], row)
-            advance(len(chunk[self.columns[0]]))
+def _ids_in(
+    table: Table, columns: Sequence[str], job: Job, advance: Callable[[int], None]
+) -> Iterator[Int64Array]:
+    """Yield the ids of a shard, checked."""
+    for row, chunk in numbered(table, columns, job.budget.chunk_rows(16)):
+        for name in columns:
+            yield as_ids(table, name, chunk[name], row)
+        advance(len(chunk[columns[0]]))
 
 
 class _IdSet:
@@ -210,7 +205,7 @@ class _IdSet:
 
     def __init__(self, job: Job, node_type: NodeType) -> None:
         self._job = job
-        self._node_type = node_type
+        self.node_type = node_type
         self._limit = job.budget.total // 8
         self._flags: npt.NDArray[np.bool_] | None = np.zeros(0, dtype=np.bool_)
         self._sorted = np.empty(0, dtype=np.int64)
@@ -232,7 +227,7 @@ class _IdSet:
             fresh = fresh[self._sorted[at] != fresh]
         if len(fresh):
             count = len(self._sorted) + len(fresh)
-            self._job.budget.require(24 * count, f"collecting the ids of node type {self._node_type!r}")
+            self._job.budget.require(24 * count, f"collecting the ids of node type {self.node_type!r}")
             self._sorted = np.union1d(self._sorted, fresh)
 
     def ascending(self) -> Int64Array:

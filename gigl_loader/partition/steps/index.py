@@ -10,9 +10,10 @@ from __future__ import annotations
 import fcntl
 import os
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -39,7 +40,7 @@ from gigl_loader.partition.declared import check_weight_column
 from gigl_loader.partition.executors import WorkPlan
 from gigl_loader.partition.job import Budget, Job, available_memory
 from gigl_loader.partition.runner import Runner
-from gigl_loader.partition.stage import StageInfo
+from gigl_loader.partition.stage import Results, Stage
 from gigl_loader.partition.steps.weights import (
     index_weights,
     opened,
@@ -82,79 +83,65 @@ def index_node_times(
 
 def index_times(job: Job, schema: GraphSchema, edge_type: EdgeType, name: str) -> None:
     """Write the lists of an edge type in order of a time, for all partitions."""
-    info = _stage(schema, edge_type, [name], f"ordering by {name}")
-    job.runner.run(job, _TimeStage(info, schema, edge_type, name))
+    run = partial(_order_part, schema, edge_type, name)
+    job.runner.run(job, _stage(schema, edge_type, [name], f"ordering by {name}", run))
 
 
 def index_timed_weights(job: Job, schema: GraphSchema, edge_type: EdgeType, time: str, name: str) -> None:
     """Write the running sums of a weight column in order of a time, whose index is there."""
-    info = _stage(schema, edge_type, [time, name], f"indexing {name} by {time}")
-    job.runner.run(job, _TimedWeightStage(info, schema, edge_type, time, name))
+    run = partial(_sum_part, schema=schema, edge_type=edge_type, time=time, name=name)
+    job.runner.run(job, _stage(schema, edge_type, [time, name], f"indexing {name} by {time}", run))
 
 
-def _stage(schema: GraphSchema, edge_type: EdgeType, columns: Sequence[str], step: str) -> StageInfo:
-    return StageInfo(
-        name="/".join(["times", type_name(edge_type), *map(type_name, columns)]),
-        step=f"edges {','.join(edge_type)}: {step}",
-        num_rows=schema.edges[edge_type].count,
-        num_tasks=schema.num_partitions,
-    )
+def _stage(
+    schema: GraphSchema,
+    edge_type: EdgeType,
+    columns: Sequence[str],
+    step: str,
+    run: Callable[[Job, int], Results],
+) -> Stage:
+    name = "/".join(["times", type_name(edge_type), *map(type_name, columns)])
+    step = f"edges {','.join(edge_type)}: {step}"
+    return Stage(name, step, schema.edges[edge_type].count, schema.num_partitions, run)
 
 
-@dataclass(frozen=True, slots=True)
-class _TimeStage:
-    """Writes lists in order of a time, a partition a task."""
-
-    info: StageInfo
-    schema: GraphSchema
-    edge_type: EdgeType
-    time: str
-
-    def run(self, job: Job, part: int) -> dict[str, Any]:
-        times_of = _times_of(job, self.schema, self.edge_type, self.time)
-        num_edges = len(opened(job, topology_path(part, self.edge_type)).array("indices"))
-        width = np.dtype(np.int32 if num_edges < 2**31 else np.int64)
-        specs = {
-            "times": ArraySpec("I64", (num_edges,)),
-            "slots": ArraySpec(f"I{8 * width.itemsize}", (num_edges,)),
-        }
-        writer = job.create(times_path(part, self.edge_type, self.time), specs)
-        for indptr in pieces(job, self.edge_type, part, _BYTES_PER_EDGE):
-            begin, end = int(indptr[0]), int(indptr[-1])
-            times = times_of(part, begin, end)
-            order = _in_order(times, indptr - begin)
-            writer.append("times", times[order])
-            writer.append("slots", (order + begin).astype(width))
-            job.advance(end - begin)
-        job.finish(writer)
-        return {"rows": num_edges}
+def _order_part(schema: GraphSchema, edge_type: EdgeType, time: str, job: Job, part: int) -> Results:
+    """Write the lists of a partition in order of a time."""
+    times_of = _times_of(job, schema, edge_type, time)
+    num_edges = len(opened(job, topology_path(part, edge_type)).array("indices"))
+    width = np.dtype(np.int32 if num_edges < 2**31 else np.int64)
+    slots = ArraySpec(f"I{8 * width.itemsize}", (num_edges,))
+    specs = {"times": ArraySpec("I64", (num_edges,)), "slots": slots}
+    writer = job.create(times_path(part, edge_type, time), specs)
+    for indptr in pieces(job, edge_type, part, _BYTES_PER_EDGE):
+        begin, end = int(indptr[0]), int(indptr[-1])
+        times = times_of(part, begin, end)
+        order = _in_order(times, indptr - begin)
+        writer.append("times", times[order])
+        writer.append("slots", (order + begin).astype(width))
+        job.advance(end - begin)
+    job.finish(writer)
+    return {"rows": num_edges}
 
 
-@dataclass(frozen=True, slots=True)
-class _TimedWeightStage:
-    """Writes the running sums of a weight column in order of a time, a partition a task."""
-
-    info: StageInfo
-    schema: GraphSchema
-    edge_type: EdgeType
-    time: str
-    column: str
-
-    def run(self, job: Job, part: int) -> dict[str, Any]:
-        stored = self.schema.edges[self.edge_type].columns
-        column = stored.get(self.column, Column("F32"))
-        file = (edges_path if self.column in stored else topology_path)(part, self.edge_type)
-        num_edges = len(opened(job, file).array(self.column))
-        path = timed_weights_path(part, self.edge_type, self.time, self.column)
-        writer = job.create(path, {"sums": ArraySpec("I64", (num_edges,))})
-        for indptr in pieces(job, self.edge_type, part, _BYTES_PER_EDGE):
-            begin, end = int(indptr[0]), int(indptr[-1])
-            slots = opened(job, times_path(part, self.edge_type, self.time)).array("slots")[begin:end]
-            values = opened(job, file).array(self.column)[begin:end][slots.astype(np.int64) - begin]
-            writer.append("sums", running_sums(as_float64(values, column.dtype), indptr - begin)[0])
-            job.advance(end - begin)
-        job.finish(writer)
-        return {"rows": num_edges}
+def _sum_part(
+    job: Job, part: int, *, schema: GraphSchema, edge_type: EdgeType, time: str, name: str
+) -> Results:
+    """Write the running sums of a weight column in order of a time, in one partition."""
+    stored = schema.edges[edge_type].columns
+    column = stored.get(name, Column("F32"))
+    file = (edges_path if name in stored else topology_path)(part, edge_type)
+    num_edges = len(opened(job, file).array(name))
+    path = timed_weights_path(part, edge_type, time, name)
+    writer = job.create(path, {"sums": ArraySpec("I64", (num_edges,))})
+    for indptr in pieces(job, edge_type, part, _BYTES_PER_EDGE):
+        begin, end = int(indptr[0]), int(indptr[-1])
+        slots = opened(job, times_path(part, edge_type, time)).array("slots")[begin:end]
+        values = opened(job, file).array(name)[begin:end][slots.astype(np.int64) - begin]
+        writer.append("sums", running_sums(as_float64(values, column.dtype), indptr - begin)[0])
+        job.advance(end - begin)
+    job.finish(writer)
+    return {"rows": num_edges}
 
 
 def _times_of(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -18,7 +19,7 @@ from gigl_loader.partition.exchange import Exchange, bucket_numbers, kind_of, sc
 from gigl_loader.partition.job import Job, PartFiles
 from gigl_loader.partition.readers import Table
 from gigl_loader.partition.readers.shards import first_rows, numbered, read_span
-from gigl_loader.partition.stage import StageInfo
+from gigl_loader.partition.stage import Results, Stage
 from gigl_loader.partition.steps.ids import assign, find_all, node_ids_of
 from gigl_loader.partition.steps.splits import SplitMarks, mark_splits
 from gigl_loader.partition.table import NODE_ROLES, GraphTables, NodeTable, data_columns
@@ -87,13 +88,10 @@ class _Columns:
     def files(self, job: Job, parts: range) -> PartFiles:
         return PartFiles(job, parts, lambda part: nodes_path(part, self.node_type), self.specs)
 
-    def stage(self, name: str, step: str, num_tasks: int) -> StageInfo:
-        return StageInfo(
-            name=f"nodes/{type_name(self.node_type)}/{name}",
-            step=f"nodes {self.node_type}: {step}",
-            num_rows=self.table.num_rows,
-            num_tasks=num_tasks,
-        )
+    def run(self, job: Job, name: str, step: str, num_tasks: int, do: Callable[[Job, int], Results]) -> None:
+        """Run a stage."""
+        name, step = f"nodes/{type_name(self.node_type)}/{name}", f"nodes {self.node_type}: {step}"
+        job.runner.run(job, Stage(name, step, self.table.num_rows, num_tasks, do))
 
 
 def _write_columns(job: Job, data: _Columns, *, in_order: bool) -> None:
@@ -104,8 +102,7 @@ def _write_columns(job: Job, data: _Columns, *, in_order: bool) -> None:
         # A table that cannot be cut would be read by each task.
         step = 1 if len(shards) > 1 else job.num_partitions
         spans = [range(part, part + step) for part in range(0, job.num_partitions, step)]
-        info = data.stage("copy", "columns", len(spans))
-        job.runner.run(job, _CopyStage(info, data, shards, first_rows(shards), spans))
+        data.run(job, "copy", "columns", len(spans), _Copy(data, shards, first_rows(shards), spans).run)
         return
     widest = max(column.row_bytes for column in data.columns.values())
     cuts, parts = bucket_cuts(data.bounds, job.runner.task_budget(job, rows).node_bucket_rows(widest))
@@ -117,18 +114,17 @@ def _write_columns(job: Job, data: _Columns, *, in_order: bool) -> None:
         rows=rows,
         num_writers=len(shards),
     )
-    read = data.stage("read", "reading columns", len(shards))
-    job.runner.run(job, _SpreadStage(read, data, shards, first_rows(shards), exchange, cuts))
-    write = data.stage("write", "writing columns", job.num_partitions)
-    job.runner.run(job, _PlaceStage(write, data, exchange, cuts, parts))
+    spread = _Spread(data, shards, first_rows(shards), exchange, cuts)
+    data.run(job, "read", "reading columns", len(shards), spread.run)
+    place = partial(_place, data=data, exchange=exchange, cuts=cuts, parts=parts)
+    data.run(job, "write", "writing columns", job.num_partitions, place)
     exchange.drop(job)
 
 
 @dataclass(frozen=True, slots=True)
-class _CopyStage:
+class _Copy:
     """Copies rows that come in the order of their positions, some partitions a task."""
 
-    info: StageInfo
     data: _Columns
     shards: Sequence[Table]
     first_rows: Sequence[int]
@@ -160,10 +156,9 @@ class _CopyStage:
 
 
 @dataclass(frozen=True, slots=True)
-class _SpreadStage:
+class _Spread:
     """Spreads rows over buckets of positions, a shard of the table a task."""
 
-    info: StageInfo
     data: _Columns
     shards: Sequence[Table]
     first_rows: Sequence[int]
@@ -197,34 +192,27 @@ class _SpreadStage:
             yield positions, {_COLUMN + name: chunk[name] for name in columns}
 
 
-@dataclass(frozen=True, slots=True)
-class _PlaceStage:
-    """Brings the rows of buckets into the order of their positions, a partition a task."""
-
-    info: StageInfo
-    data: _Columns
-    exchange: Exchange
-    cuts: Int64Array
-    parts: Int64Array
-
-    def run(self, job: Job, part: int) -> dict[str, Any]:
-        files = self.data.files(job, range(part, part + 1))
-        begin, end = np.searchsorted(self.parts, [part, part + 1]).tolist()
-        spill = self.exchange.spill(job, begin, end)
-        for bucket in range(begin, end):
-            positions = spill.take(bucket, "position")
-            order = np.empty(len(positions), dtype=np.int64)
-            order[positions - self.cuts[bucket]] = np.arange(len(positions))
-            for name, column in self.data.columns.items():
-                rows = spill.take(bucket, _COLUMN + name)
-                step = job.budget.copy_rows(column.row_bytes)
-                for start in range(0, len(order), step):
-                    files.of(part).append(name, rows[order[start : start + step]])
-                del rows
-            spill.drop(bucket)
-            job.advance(len(order))
-        files.close()
-        return {"rows": self.data.bounds[part + 1] - self.data.bounds[part]}
+def _place(
+    job: Job, part: int, *, data: _Columns, exchange: Exchange, cuts: Int64Array, parts: Int64Array
+) -> Results:
+    """Bring the rows of the buckets of a partition into the order of their positions."""
+    files = data.files(job, range(part, part + 1))
+    begin, end = np.searchsorted(parts, [part, part + 1]).tolist()
+    spill = exchange.spill(job, begin, end)
+    for bucket in range(begin, end):
+        positions = spill.take(bucket, "position")
+        order = np.empty(len(positions), dtype=np.int64)
+        order[positions - cuts[bucket]] = np.arange(len(positions))
+        for name, column in data.columns.items():
+            rows = spill.take(bucket, _COLUMN + name)
+            step = job.budget.copy_rows(column.row_bytes)
+            for start in range(0, len(order), step):
+                files.of(part).append(name, rows[order[start : start + step]])
+            del rows
+        spill.drop(bucket)
+        job.advance(len(order))
+    files.close()
+    return {"rows": data.bounds[part + 1] - data.bounds[part]}
 
 
 def _write_splits(job: Job, node_type: NodeType, marks: SplitMarks, bounds: tuple[int, ...]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from gigl_loader.errors import FormatError
 from gigl_loader.graph.quantization import Quantization, Quantized, encode, scales_of
 from gigl_loader.graph.schema import Column, EdgeType, NodeType, type_name
 from gigl_loader.partition.readers.shards import numbered
-from gigl_loader.partition.stage import StageInfo
+from gigl_loader.partition.stage import nodes_or_edges, run_on_shards
 from gigl_loader.partition.views import TableView
 
 if TYPE_CHECKING:
@@ -82,15 +83,9 @@ def _ranges(
     job: Job, kind: NodeType | EdgeType, table: Table, names: Sequence[str]
 ) -> dict[str, tuple[Array, Array]]:
     """Return the smallest and largest values of each column, [elements of a row] each; 0 without rows."""
-    shards = job.runner.shards(table)
-    group, what = ("nodes", kind) if isinstance(kind, str) else ("edges", ",".join(kind))
-    info = StageInfo(
-        name=f"ranges/{group}/{type_name(kind)}",
-        step=f"{group} {what}: range of {', '.join(names)}",
-        num_rows=table.num_rows,
-        num_tasks=len(shards),
-    )
-    results = job.runner.run(job, _RangeStage(info, names, shards))
+    name = f"ranges/{'nodes' if isinstance(kind, str) else 'edges'}/{type_name(kind)}"
+    step = f"{nodes_or_edges(kind)}: range of {', '.join(names)}"
+    results = run_on_shards(job, table, name, step, partial(_ranges_in, names))
     found = [each["ranges"] for each in results if each["ranges"]]
     ranges = {}
     for name in names:
@@ -103,31 +98,23 @@ def _ranges(
     return ranges
 
 
-@dataclass(frozen=True, slots=True)
-class _RangeStage:
-    """Finds the range of each element of a row of some columns, a shard of the table a task."""
-
-    info: StageInfo
-    columns: Sequence[str]
-    shards: Sequence[Table]
-
-    def run(self, job: Job, task: int) -> dict[str, Any]:
-        table = self.shards[task]
-        columns = {name: column for name in self.columns if isinstance(column := table.columns[name], Column)}
-        step = job.budget.copy_rows(sum(each.row_bytes for each in columns.values()))
-        found: dict[str, tuple[Array, Array]] = {}
-        num_rows = 0
-        for row, chunk in numbered(table, self.columns, step):
-            size = len(next(iter(chunk.values())))
-            for name, column in columns.items() if size else ():
-                values = as_floats(chunk[name], column)
-                low, high = _extremes(table, name, values, axis=0, first_row=row)
-                before = found.get(name, (low, high))
-                found[name] = (np.minimum(before[0], low), np.maximum(before[1], high))
-            num_rows += size
-            job.advance(size)
-        ranges = {name: [low.tolist(), high.tolist()] for name, (low, high) in found.items()}
-        return {"rows": num_rows, "ranges": ranges}
+def _ranges_in(names: Sequence[str], job: Job, table: Table) -> dict[str, Any]:
+    """Find the range of each element of a row of some columns in a shard."""
+    columns = {name: column for name in names if isinstance(column := table.columns[name], Column)}
+    step = job.budget.copy_rows(sum(each.row_bytes for each in columns.values()))
+    found: dict[str, tuple[Array, Array]] = {}
+    num_rows = 0
+    for row, chunk in numbered(table, names, step):
+        size = len(next(iter(chunk.values())))
+        for name, column in columns.items() if size else ():
+            values = as_floats(chunk[name], column)
+            low, high = _extremes(table, name, values, axis=0, first_row=row)
+            before = found.get(name, (low, high))
+            found[name] = (np.minimum(before[0], low), np.maximum(before[1], high))
+        num_rows += size
+        job.advance(size)
+    ranges = {name: [low.tolist(), high.tolist()] for name, (low, high) in found.items()}
+    return {"rows": num_rows, "ranges": ranges}
 
 
 def _extremes(table: Table, name: str, values: Array, *, axis: int, first_row: int) -> tuple[Array, Array]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from gigl_loader.partition.job import Job
 from gigl_loader.partition.readers import Table
 from gigl_loader.partition.readers.shards import first_rows, numbered, shards_of
 from gigl_loader.partition.reversed_edges import with_equal_splits
-from gigl_loader.partition.stage import StageInfo
+from gigl_loader.partition.stage import run_on_shards
 from gigl_loader.partition.steps.ids import as_ids, find_all, require_integers
 from gigl_loader.partition.table import SPLIT_MASKS, NodeTable, edge_roles, is_mask
 from gigl_loader.partition.views import ProjectedTable, Projection
@@ -173,15 +173,8 @@ def hold_out_edges(job: Job, given: GraphTables) -> GraphTables:
         held = set() if given.message_edges is None else set(rule.fractions) - set(given.message_edges)
         for name in ("src", "dst"):
             require_integers(table, name)
-        split = _SplitTable(table, rule, held)
-        shards = job.runner.shards(table)
-        info = StageInfo(
-            name=f"splits/{type_name(edge_type)}",
-            step=f"edges {','.join(edge_type)}: splitting",
-            num_rows=table.num_rows,
-            num_tasks=len(shards),
-        )
-        found = job.runner.run(job, _CountStage(info, split, shards))
+        split, step = _SplitTable(table, rule, held), f"edges {','.join(edge_type)}: splitting"
+        found = run_on_shards(job, table, f"splits/{type_name(edge_type)}", step, split.count)
         counts = {name: sum(each["counts"][name] for each in found) for name in rule.fractions}
         splits[edge_type] = replace(rule, counts=counts)
         num_held = sum(counts[name] for name in held)
@@ -206,14 +199,14 @@ class _SplitTable:
         """Return the same rule over a shard."""
         return _SplitTable(table, self._rule, self._held)
 
-    def count(self, advance: Callable[[int], None]) -> dict[str, int]:
-        """Return the number of edges in each split."""
+    def count(self, job: Job, shard: Table) -> dict[str, Any]:
+        """Count the edges of a shard in each split."""
         counts = dict.fromkeys(self._rule.fractions, 0)
-        for row, chunk in numbered(self.table, ["src", "dst"], _EDGE_ROWS):
-            for name, which in self._by_split(chunk, row).items():
+        for row, chunk in numbered(shard, ["src", "dst"], _EDGE_ROWS):
+            for name, which in self.over(shard)._by_split(chunk, row).items():
                 counts[name] += int(np.count_nonzero(which))
-            advance(len(chunk["src"]))
-        return counts
+            job.advance(len(chunk["src"]))
+        return {"counts": counts, "rows": shard.num_rows}
 
     def held(self, chunk: Mapping[str, Array], first_row: int) -> BoolArray:
         """Return which edges of a chunk are held out, bool [R]."""
@@ -226,19 +219,6 @@ class _SplitTable:
     def _by_split(self, chunk: Mapping[str, Array], first_row: int) -> dict[str, BoolArray]:
         src, dst = (as_ids(self.table, name, chunk[name], first_row) for name in ("src", "dst"))
         return edges_by_split(self._rule, src, dst)
-
-
-@dataclass(frozen=True, slots=True)
-class _CountStage:
-    """Counts the edges of each split, a shard of the table a task."""
-
-    info: StageInfo
-    split: _SplitTable
-    shards: Sequence[Table]
-
-    def run(self, job: Job, task: int) -> dict[str, Any]:
-        shard = self.shards[task]
-        return {"counts": self.split.over(shard).count(job.advance), "rows": shard.num_rows}
 
 
 class FilteredTable:

@@ -17,7 +17,7 @@ from gigl_loader.native import TextIndex
 from gigl_loader.partition.job import Job
 from gigl_loader.partition.readers import LIST_DELIMITER, TEXT_LISTS, Kind, Table
 from gigl_loader.partition.readers.shards import numbered
-from gigl_loader.partition.stage import StageInfo
+from gigl_loader.partition.stage import nodes_or_edges, run_on_shards
 from gigl_loader.partition.table import Encoding, GraphTables, NodeTable
 from gigl_loader.partition.views import TableView
 
@@ -208,36 +208,28 @@ def distinct_texts(
     missing text does not count, or is a ``FormatError`` that says ``missing``. With ``delimiter``, a value
     has several texts.
     """
-    shards = job.runner.shards(table)
-    group, what = ("nodes", kind) if isinstance(kind, str) else ("edges", ",".join(kind))
-    info = StageInfo(
-        name=f"texts/{group}/{type_name(kind)}/{type_name(column)}",
-        step=f"{group} {what}: texts of {column}",
-        num_rows=table.num_rows,
-        num_tasks=len(shards),
-    )
-    stage = _TextStage(info, column, shards, limit, advice, missing, delimiter)
+    name = f"texts/{'nodes' if isinstance(kind, str) else 'edges'}/{type_name(kind)}/{type_name(column)}"
+    step = f"{nodes_or_edges(kind)}: texts of {column}"
+    search = _Search(column, limit, advice, missing, delimiter)
     texts: set[str] = set()
-    for each in job.runner.run(job, stage):
+    for each in run_on_shards(job, table, name, step, search.run):
         texts.update(each["texts"])
-        stage.check(job, table, len(texts), sum(map(len, texts)))
+        search.check(job, table, len(texts), sum(map(len, texts)))
     return tuple(sorted(texts))
 
 
 @dataclass(frozen=True, slots=True)
-class _TextStage:
-    """Collects the texts of a column, a shard of the table a task."""
+class _Search:
+    """Search for the different texts of a column."""
 
-    info: StageInfo
     column: str
-    shards: Sequence[Table]
     limit: int | None
     advice: str
     missing: str | None
     delimiter: str | None
 
-    def run(self, job: Job, task: int) -> dict[str, Any]:
-        table, num_rows, num_bytes = self.shards[task], 0, 0
+    def run(self, job: Job, table: Table) -> dict[str, Any]:
+        num_rows = num_bytes = 0
         texts: set[str] = set()
         for row, chunk in numbered(table, [self.column], _ROWS):
             cells = chunk[self.column].tolist()

@@ -6,7 +6,6 @@ then a binary search, and equal on every machine. ``docs/internals/randomness.md
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from gigl_loader.errors import FormatError
 from gigl_loader.graph.manifest import Document, edges_path, topology_path, weights_path
 from gigl_loader.graph.schema import Column, type_name
 from gigl_loader.graph.weights import running_sums
-from gigl_loader.partition.stage import StageInfo
+from gigl_loader.partition.stage import Stage
 from gigl_loader.tensors import ArraySpec, as_float64
 
 if TYPE_CHECKING:
@@ -44,47 +43,35 @@ def index_weights(
 
     With ``check``, ``FormatError`` names the file and row of the first value that is no weight.
     """
-    info = StageInfo(
-        name=f"weights/{type_name(edge_type)}/{type_name(name)}",
-        step=f"edges {','.join(edge_type)}: indexing {name}",
-        num_rows=edges.count,
-        num_tasks=job.num_partitions,
-    )
-    job.runner.run(job, _WeightStage(info, edge_type, name, edges, check))
+    path = f"weights/{type_name(edge_type)}/{type_name(name)}"
+    step = f"edges {','.join(edge_type)}: indexing {name}"
+    run = partial(_index_part, edge_type=edge_type, name=name, edges=edges, check=check)
+    job.runner.run(job, Stage(path, step, edges.count, job.num_partitions, run))
 
 
-@dataclass(frozen=True, slots=True)
-class _WeightStage:
-    """Writes the index of a weight column, a partition a task."""
-
-    info: StageInfo
-    edge_type: EdgeType
-    column: str
-    edges: EdgeSchema
-    check: bool
-
-    def run(self, job: Job, part: int) -> dict[str, Any]:
-        column = self.edges.columns.get(self.column, Column("F32"))
-        bounds = topology_path(part, self.edge_type)
-        file = edges_path(part, self.edge_type) if self.column in self.edges.columns else bounds
-        if self.check:
-            for each in {bounds, file}:
-                opened(job, each).verify(lambda _: None)
-        num_lists = len(opened(job, bounds).array("indptr")) - 1
-        num_edges = len(opened(job, file).array(self.column))
-        specs = {"sums": ArraySpec("I64", (num_edges,)), "counts": ArraySpec("I64", (num_lists,))}
-        writer = job.create(weights_path(part, self.edge_type, self.column), specs)
-        for indptr in pieces(job, self.edge_type, part, _BYTES_PER_EDGE):
-            begin, end = int(indptr[0]), int(indptr[-1])
-            values = opened(job, file).array(self.column)[begin:end]
-            if self.check:
-                check_weights(values, column, partial(_where, file, self.column, begin))
-            sums, counts = running_sums(as_float64(values, column.dtype), indptr - begin)
-            writer.append("sums", sums)
-            writer.append("counts", counts)
-            job.advance(end - begin)
-        job.finish(writer)
-        return {"rows": num_edges}
+def _index_part(
+    job: Job, part: int, *, edge_type: EdgeType, name: str, edges: EdgeSchema, check: bool
+) -> dict[str, Any]:
+    """Write the index of a weight column in one partition."""
+    column, bounds = edges.columns.get(name, Column("F32")), topology_path(part, edge_type)
+    file = edges_path(part, edge_type) if name in edges.columns else bounds
+    if check:
+        for each in {bounds, file}:
+            opened(job, each).verify(lambda _: None)
+    num_lists, num_edges = len(opened(job, bounds).array("indptr")) - 1, len(opened(job, file).array(name))
+    specs = {"sums": ArraySpec("I64", (num_edges,)), "counts": ArraySpec("I64", (num_lists,))}
+    writer = job.create(weights_path(part, edge_type, name), specs)
+    for indptr in pieces(job, edge_type, part, _BYTES_PER_EDGE):
+        begin, end = int(indptr[0]), int(indptr[-1])
+        values = opened(job, file).array(name)[begin:end]
+        if check:
+            check_weights(values, column, partial(_where, file, name, begin))
+        sums, counts = running_sums(as_float64(values, column.dtype), indptr - begin)
+        writer.append("sums", sums)
+        writer.append("counts", counts)
+        job.advance(end - begin)
+    job.finish(writer)
+    return {"rows": num_edges}
 
 
 def pieces(job: Job, edge_type: EdgeType, part: int, bytes_per_edge: int) -> Iterator[Int64Array]:
