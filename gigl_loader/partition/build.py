@@ -23,13 +23,11 @@ from gigl_loader.partition.output import OutputFolder
 from gigl_loader.partition.readers.shards import stamp_of
 from gigl_loader.partition.site import build_site
 from gigl_loader.partition.steps.converted_tables import converted
-from gigl_loader.partition.steps.edge_ids import warn_of_repeated_edge_ids
 from gigl_loader.partition.steps.edges import EdgeDrops, build_edges
-from gigl_loader.partition.steps.ids import UnknownIds
+from gigl_loader.partition.steps.ids import UnknownIds, warn_of_repeated_edge_ids
 from gigl_loader.partition.steps.index import index_node_times, index_timed_weights, index_times
 from gigl_loader.partition.steps.nodes import build_nodes
 from gigl_loader.partition.steps.quantized_table import quantize_columns
-from gigl_loader.partition.steps.relations import read_relations, reverses_of
 from gigl_loader.partition.steps.splits import hold_out_edges
 from gigl_loader.partition.steps.text_ids import number_text_ids
 from gigl_loader.partition.steps.unknown_ids import (
@@ -38,7 +36,12 @@ from gigl_loader.partition.steps.unknown_ids import (
     unknown_ids,
     unknown_refused,
 )
-from gigl_loader.partition.steps.vocabularies import encode_columns, schema_entries
+from gigl_loader.partition.steps.vocabularies import (
+    encode_columns,
+    read_relations,
+    reverses_of,
+    schema_entries,
+)
 from gigl_loader.partition.table import GraphTables, of_relation, option_for
 from gigl_loader.partition.views import reader_of
 

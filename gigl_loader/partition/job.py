@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from gigl_loader.graph.checksums import FileRecord
 from gigl_loader.graph.folder import Folder
-from gigl_loader.graph.manifest import DocumentWriter
+from gigl_loader.graph.manifest import Document, DocumentWriter
 from gigl_loader.partition.exchange import DiskSpill, Kinds, MemorySpill, Spill, row_bytes
 from gigl_loader.partition.scratch import DiskScratch, Scratch
 from gigl_loader.resources import free_memory
@@ -237,6 +237,10 @@ class Job:
         writer = DocumentWriter(self.folder, name, specs)
         self._writers.add(writer)
         return writer
+
+    def opened(self, name: str) -> Document:
+        """Open a file that was written."""
+        return Document(self.folder, name, self.files[name])
 
     def write(self, name: str, arrays: Mapping[str, Array]) -> None:
         """Write a whole file of the graph."""

@@ -18,7 +18,6 @@ from gigl_loader.partition.readers import TEXT
 from gigl_loader.partition.readers.shards import numbered, stamp_of
 from gigl_loader.partition.sources import ColumnOptions, open_table
 from gigl_loader.partition.steps.ids import as_ids, node_ids_of, require_integers
-from gigl_loader.partition.steps.weights import opened
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -200,5 +199,5 @@ def _texts_of(job: Job, node_type: NodeType) -> TextIds | None:
     name = text_ids_path(node_type)
     if name not in job.files:
         return None
-    document = opened(job, name)
+    document = job.opened(name)
     return TextIds(name, {key: document.array(key) for key in document.specs})

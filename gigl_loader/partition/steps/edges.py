@@ -34,8 +34,8 @@ from gigl_loader.partition.roles import relation_column
 from gigl_loader.partition.stage import Stage
 from gigl_loader.partition.steps.edge_sorter import DistinctPairs, EdgeSorter, Leaf
 from gigl_loader.partition.steps.ids import as_ids, find_all, require_integers
+from gigl_loader.partition.steps.index import check_weights, index_weights
 from gigl_loader.partition.steps.nodes import bucket_cuts
-from gigl_loader.partition.steps.weights import check_weights, index_weights
 from gigl_loader.partition.table import data_columns, edge_roles, of_relation
 from gigl_loader.splits import edges_by_split
 from gigl_loader.tensors import STORAGE_DTYPES, ArraySpec

@@ -1,7 +1,8 @@
-"""Node ids: read from tables, collected, and turned into positions."""
+"""Ids: of nodes, read from tables, collected, and turned into positions; of edges, checked."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from gigl_loader.arrays import Array, Int64Array, first_true
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.ids import Directory
-from gigl_loader.graph.schema import Column, NodeType, type_name
+from gigl_loader.graph.schema import Column, EdgeType, NodeType, type_name
 from gigl_loader.partition.assigners import Assigner, RangeAssigner
 from gigl_loader.partition.exchange import FileExchange
 from gigl_loader.partition.job import Job
@@ -22,6 +23,8 @@ from gigl_loader.partition.readers.shards import numbered
 from gigl_loader.partition.stage import Results, Stage
 from gigl_loader.partition.table import GraphTables, is_mask
 from gigl_loader.tensors import STORAGE_DTYPES
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -270,3 +273,49 @@ def assign(
     if ids.ascending is None:
         return Directory(ids.count, order, None, places), bounds
     return Directory(ids.count, ids.ascending[order], ids.ascending, places), bounds
+
+
+def warn_of_repeated_edge_ids(job: Job, edge_type: EdgeType, table: Table, *, times: int = 1) -> None:
+    """Log the first edge id that more than ``times`` rows of a table have.
+
+    Ids that ascend are read once, with no memory. Others are sorted, in as many shares as fit in memory.
+    """
+    if "id" not in table.columns:
+        return
+    require_integers(table, "id")
+    count = table.num_rows
+    step, last = job.budget.chunk_rows(8), np.iinfo(np.int64).min
+    for _, ids in _edge_ids(table, step):
+        if len(ids) and not (ids[0] > last and bool((ids[1:] > ids[:-1]).all())):
+            break
+        last = int(ids[-1]) if len(ids) else last
+    else:
+        return
+    shares = -(-8 * count // max(job.budget.total // 4, 1))
+    advance = job.track(f"edges {','.join(edge_type)}: ids", shares * count)
+    for share in range(shares):
+        pieces = []
+        for _, ids in _edge_ids(table, step):
+            pieces.append(ids[ids % shares == share])
+            advance(len(ids))
+        found = np.concatenate(pieces)
+        found.sort()
+        twins = np.flatnonzero(found[times:] == found[: max(len(found) - times, 0)])
+        if len(twins):
+            _warn(table, int(found[twins[0]]), step, times)
+            advance((shares - share - 1) * count)
+            return
+
+
+def _edge_ids(table: Table, step: int) -> Iterator[tuple[int, Int64Array]]:
+    for row, chunk in numbered(table, ["id"], step):
+        yield row, as_ids(table, "id", chunk["id"], row)
+
+
+def _warn(table: Table, edge_id: int, step: int, times: int) -> None:
+    rows = [row + int(at) for row, ids in _edge_ids(table, step) for at in np.flatnonzero(ids == edge_id)]
+    logger.warning(
+        "%s: edge id %d comes again, and others may: batches do not tell these edges apart by e_id",
+        table.where("id", rows[times]),
+        edge_id,
+    )

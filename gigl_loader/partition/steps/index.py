@@ -1,7 +1,8 @@
-"""Indexes of weights and times, added to a graph that is built already; those of times are made here.
+"""Indexes of weights and times, made by builds, or added to a graph that is built already.
 
-For each list of edges: its entries by ascending time, and the running sums of its weights in that order.
-For the nodes of a type: their times by position, and the nodes by ascending time.
+For each list of edges: the running sums of its weights as whole numbers, so that a draw is a binary search
+and equal on every machine, and how many weights are above 0. By time: its entries, ascending, and the
+running sums in that order. For the nodes of a type: their times by position, and the nodes by ascending time.
 ``docs/internals/graph-format.md`` has the arrays, ``docs/internals/randomness.md`` what is drawn with them.
 """
 
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gigl_loader.arrays import first_true
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.checksums import BlockRecord, BlockSums
 from gigl_loader.graph.folder import DiskFolder, graph_directory, sync_directory
@@ -32,6 +34,7 @@ from gigl_loader.graph.manifest import (
     times_path,
     topology_path,
     version_for,
+    weights_path,
 )
 from gigl_loader.graph.schema import Column, type_name
 from gigl_loader.graph.weights import running_sums
@@ -41,11 +44,6 @@ from gigl_loader.partition.executors import WorkPlan
 from gigl_loader.partition.job import Budget, Job, available_memory
 from gigl_loader.partition.runner import Runner
 from gigl_loader.partition.stage import Results, Stage
-from gigl_loader.partition.steps.weights import (
-    index_weights,
-    opened,
-    pieces,
-)
 from gigl_loader.regular_files import open_regular
 from gigl_loader.tensors import ArraySpec, as_float64
 
@@ -55,8 +53,80 @@ if TYPE_CHECKING:
     from gigl_loader.arrays import Array, Int64Array
     from gigl_loader.graph.checksums import FileRecord
     from gigl_loader.graph.ids import Directory
-    from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeType
+    from gigl_loader.graph.schema import EdgeSchema, EdgeType, GraphSchema, NodeType
     from gigl_loader.partition.job import Progress
+
+_WEIGHT_BYTES = 100
+"""Working memory while a piece is indexed. Measured: 35 with 8 edges a list, 84 with one; and the weights."""
+
+
+def check_weights(values: Array, column: Column, where: Callable[[int], str]) -> None:
+    """Raise ``FormatError`` naming the place of the first value that is no weight."""
+    weights = as_float64(values, column.dtype)
+    if (row := first_true(~(np.isfinite(weights) & (weights >= 0)))) is not None:
+        raise FormatError(f"{where(row)}: a weight is finite and not negative, got {weights[row]:g}")
+
+
+def index_weights(
+    job: Job, edge_type: EdgeType, name: str, edges: EdgeSchema, *, check: bool = False
+) -> None:
+    """Write the index of a weight column whose edges lie in the job's folder already, for all partitions.
+
+    With ``check``, ``FormatError`` names the file and row of the first value that is no weight.
+    """
+    path = f"weights/{type_name(edge_type)}/{type_name(name)}"
+    step = f"edges {','.join(edge_type)}: indexing {name}"
+    run = partial(_index_part, edge_type=edge_type, name=name, edges=edges, check=check)
+    job.runner.run(job, Stage(path, step, edges.count, job.num_partitions, run))
+
+
+def _index_part(
+    job: Job, part: int, *, edge_type: EdgeType, name: str, edges: EdgeSchema, check: bool
+) -> Results:
+    """Write the index of a weight column in one partition."""
+    column, bounds = edges.columns.get(name, Column("F32")), topology_path(part, edge_type)
+    file = edges_path(part, edge_type) if name in edges.columns else bounds
+    if check:
+        for each in {bounds, file}:
+            job.opened(each).verify(lambda _: None)
+    num_lists, num_edges = len(job.opened(bounds).array("indptr")) - 1, len(job.opened(file).array(name))
+    specs = {"sums": ArraySpec("I64", (num_edges,)), "counts": ArraySpec("I64", (num_lists,))}
+    writer = job.create(weights_path(part, edge_type, name), specs)
+    for indptr in pieces(job, edge_type, part, _WEIGHT_BYTES):
+        begin, end = int(indptr[0]), int(indptr[-1])
+        values = job.opened(file).array(name)[begin:end]
+        if check:
+            check_weights(values, column, partial(_where, file, name, begin))
+        sums, counts = running_sums(as_float64(values, column.dtype), indptr - begin)
+        writer.append("sums", sums)
+        writer.append("counts", counts)
+        job.advance(end - begin)
+    job.finish(writer)
+    return {"rows": num_edges}
+
+
+def pieces(job: Job, edge_type: EdgeType, part: int, bytes_per_edge: int) -> Iterator[Int64Array]:
+    """Yield the bounds of the lists of a partition, in pieces of as many edges as fit the memory.
+
+    Callers open files anew for each piece, too: a map that stays open would grow by every page that is read.
+    """
+    rows = job.budget.chunk_rows(bytes_per_edge)
+    bounds, first = topology_path(part, edge_type), 0
+    while first < len(indptr := job.opened(bounds).array("indptr")) - 1:
+        found = _piece(indptr, first, rows)
+        yield found
+        first += len(found) - 1
+
+
+def _piece(indptr: Int64Array, first: int, rows: int) -> Int64Array:
+    """Return the bounds of the lists from ``first`` on that have ``rows`` edges together, or of one list."""
+    end = int(np.searchsorted(indptr, indptr[first] + rows, side="right")) - 1
+    return indptr[first : min(max(end, first + 1), first + rows) + 1]
+
+
+def _where(file: str, column: str, first_row: int, row: int) -> str:
+    return f"{file}, column {column!r}, row {first_row + row}"
+
 
 _BYTES_PER_EDGE = 120
 """Working memory while a piece is put in order of time."""
@@ -73,7 +143,7 @@ def index_node_times(
     job.budget.require(count * _BYTES_PER_NODE, f"the order by time of {count:,} nodes of type {node_type!r}")
     advance = job.track(f"nodes {node_type}: ordering by {name}", count)
     files = [nodes_path(part, node_type) for part in range(job.num_partitions)]
-    times = np.concatenate([_as_int64(opened(job, file).array(name), f"{file}, {name}") for file in files])
+    times = np.concatenate([_as_int64(job.opened(file).array(name), f"{file}, {name}") for file in files])
     by_id = directory.in_id_order()
     order = by_id[np.argsort(times[by_id], kind="stable")]
     width = np.dtype(np.int32 if count < 2**31 else np.int64)
@@ -108,7 +178,7 @@ def _stage(
 def _order_part(schema: GraphSchema, edge_type: EdgeType, time: str, job: Job, part: int) -> Results:
     """Write the lists of a partition in order of a time."""
     times_of = _times_of(job, schema, edge_type, time)
-    num_edges = len(opened(job, topology_path(part, edge_type)).array("indices"))
+    num_edges = len(job.opened(topology_path(part, edge_type)).array("indices"))
     width = np.dtype(np.int32 if num_edges < 2**31 else np.int64)
     slots = ArraySpec(f"I{8 * width.itemsize}", (num_edges,))
     specs = {"times": ArraySpec("I64", (num_edges,)), "slots": slots}
@@ -131,13 +201,13 @@ def _sum_part(
     stored = schema.edges[edge_type].columns
     column = stored.get(name, Column("F32"))
     file = (edges_path if name in stored else topology_path)(part, edge_type)
-    num_edges = len(opened(job, file).array(name))
+    num_edges = len(job.opened(file).array(name))
     path = timed_weights_path(part, edge_type, time, name)
     writer = job.create(path, {"sums": ArraySpec("I64", (num_edges,))})
     for indptr in pieces(job, edge_type, part, _BYTES_PER_EDGE):
         begin, end = int(indptr[0]), int(indptr[-1])
-        slots = opened(job, times_path(part, edge_type, time)).array("slots")[begin:end]
-        values = opened(job, file).array(name)[begin:end][slots.astype(np.int64) - begin]
+        slots = job.opened(times_path(part, edge_type, time)).array("slots")[begin:end]
+        values = job.opened(file).array(name)[begin:end][slots.astype(np.int64) - begin]
         writer.append("sums", running_sums(as_float64(values, column.dtype), indptr - begin)[0])
         job.advance(end - begin)
     job.finish(writer)
@@ -152,12 +222,12 @@ def _times_of(
     # Files are opened anew for each piece: a map that stays open would grow by every page that is read.
     def of_edges(part: int, begin: int, end: int) -> Int64Array:
         file = edges_path(part, edge_type)
-        return _as_int64(opened(job, file).array(name)[begin:end], f"{file}, {name}")
+        return _as_int64(job.opened(file).array(name)[begin:end], f"{file}, {name}")
 
     def of_neighbors(part: int, begin: int, end: int) -> Int64Array:
-        neighbors = opened(job, topology_path(part, edge_type)).array("indices")[begin:end]
+        neighbors = job.opened(topology_path(part, edge_type)).array("indices")[begin:end]
         path = node_times_path(schema.neighbor_type(edge_type), name)
-        return np.asarray(opened(job, path).array("times")[neighbors])
+        return np.asarray(job.opened(path).array("times")[neighbors])
 
     return of_edges if name in schema.edges[edge_type].times else of_neighbors
 
@@ -286,7 +356,7 @@ def _added(names: Sequence[str], known: Sequence[str]) -> list[str]:
 def _verify(job: Job, names: Sequence[str]) -> None:
     """Compare the bytes of files that are read with their checksums."""
     for name in names:
-        opened(job, name).verify(lambda _: None)
+        job.opened(name).verify(lambda _: None)
 
 
 def _remove_leftovers(folder: DiskFolder) -> None:

@@ -1,4 +1,4 @@
-"""Columns of texts that become integers, and the vocabularies by which they do."""
+"""Columns of texts that become integers, by vocabularies, or edge types, one for each text."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from gigl_loader.arrays import Array, Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.ids import TextIds
 from gigl_loader.graph.manifest import vocabulary_path
-from gigl_loader.graph.schema import Column, EdgeType, NodeType, VocabularyFile, type_name
+from gigl_loader.graph.schema import Column, EdgeType, NodeType, VocabularyFile, is_hidden_list, type_name
 from gigl_loader.native import TextIndex
 from gigl_loader.partition.job import Job
 from gigl_loader.partition.readers import LIST_DELIMITER, TEXT_LISTS, Kind, Table
 from gigl_loader.partition.readers.shards import numbered
+from gigl_loader.partition.refusals import quoted, type_text
+from gigl_loader.partition.roles import relation_column
 from gigl_loader.partition.stage import nodes_or_edges, run_on_shards
-from gigl_loader.partition.table import Encoding, GraphTables, NodeTable
+from gigl_loader.partition.table import Encoding, GraphTables, NodeTable, of_relation
 from gigl_loader.partition.views import TableView
 
 _MAX_TEXTS = 4096
@@ -27,6 +29,8 @@ _MAX_BYTES = 64 << 10
 _MAX_ONE_HOT, _MAX_MULTI_HOT = 256, 4096
 _TEXT_BYTES = 128
 """Of a text in a set, beside its characters."""
+_MAX_RELATIONS = 4096
+"""Each is a file in every partition."""
 _DELIMITERS = "|;,"
 _ROWS = 1 << 16
 
@@ -249,3 +253,44 @@ class _Search:
         if self.limit is not None and num_texts > self.limit:
             raise FormatError(f"{what}: more than {self.limit:,} different texts: {self.advice}")
         job.budget.require(num_bytes + _TEXT_BYTES * num_texts, f"{what}: the texts to encode")
+
+
+def read_relations(job: Job, tables: GraphTables) -> dict[EdgeType, tuple[str, ...]]:
+    """Return the texts of the relation column of each table that has one, ascending.
+
+    ``FormatError`` for a missing text, for too many of them, and for one that makes a type of another table.
+    """
+    found: dict[EdgeType, tuple[str, ...]] = {}
+    made: dict[EdgeType, EdgeType] = {}
+    for kind, table in tables.edges.items():
+        column = relation_column(kind)
+        if column is not None:
+            found[kind] = _texts_of(job, kind, table, column)
+        for each in [kind] if column is None else [of_relation(kind, text) for text in found[kind]]:
+            if each in made or (column is not None and is_hidden_list(each)):
+                other = f", as {','.join(made[each])} does" if each in made else ", which names no edges"
+                raise FormatError(f"{table.name}: {','.join(kind)} makes the type {','.join(each)}{other}")
+            made[each] = kind
+    return found
+
+
+def reverses_of(
+    reverses: Mapping[EdgeType, EdgeType], relations: Mapping[EdgeType, Sequence[str]]
+) -> dict[EdgeType, EdgeType]:
+    """Return the declared reverses by the edge types of the graph."""
+    found: dict[EdgeType, EdgeType] = {}
+    for kind, reverse in reverses.items():
+        if kind in relations and reverse in relations:
+            both = set(relations[kind]) & set(relations[reverse])
+            found |= {of_relation(kind, text): of_relation(reverse, text) for text in both}
+        elif kind not in relations and reverse not in relations:
+            found[kind] = reverse
+    return found
+
+
+def _texts_of(job: Job, kind: EdgeType, table: Table, column: str) -> tuple[str, ...]:
+    one_type = type_text((kind[0], column, kind[2]))
+    advice = f"make it a column of one edge type (--edges {one_type}=FILES --encode {quoted(column)})"
+    return distinct_texts(
+        job, kind, table, column, limit=_MAX_RELATIONS, advice=advice, missing="no relation"
+    )
