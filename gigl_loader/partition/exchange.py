@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -54,101 +55,87 @@ class RowWriter(Protocol):
         """Add rows to a bucket. The arrays must not change afterwards."""
 
 
-class Spill(RowWriter, Protocol):
+class Spill(ABC):
     """Named arrays per bucket, appended in step and taken out once."""
-
-    def size(self, bucket: int) -> int:
-        """Return the number of rows in a bucket."""
-
-    def read(self, bucket: int, names: list[str], rows: int) -> Iterator[dict[str, Array]]:
-        """Yield the rows of a bucket in the order they came, at most ``rows`` at a time."""
-
-    def take(self, bucket: int, name: str) -> Array:
-        """Return one array of a bucket, whole, and forget it."""
-
-    def drop(self, bucket: int) -> None:
-        """Forget what is left of a bucket."""
-
-
-class MemorySpill:
-    """Keeps the arrays as they came."""
 
     def __init__(self, kinds: Kinds) -> None:
         self._kinds = dict(kinds)
-        self._pieces: dict[tuple[int, str], list[Array]] = {}
         self._sizes: dict[int, int] = {}
 
     def append(self, bucket: int, rows: Rows) -> None:
+        """Add rows to a bucket. The arrays must not change afterwards."""
         for name, array in rows.items():
             assert (array.dtype, array.shape[1:]) == self._kinds[name], (name, array.dtype, array.shape)
-            self._pieces.setdefault((bucket, name), []).append(array)
+            self._keep(bucket, name, array)
         self._sizes[bucket] = self.size(bucket) + len(next(iter(rows.values())))
 
     def size(self, bucket: int) -> int:
+        """Return the number of rows in a bucket."""
         return self._sizes.get(bucket, 0)
 
     def read(self, bucket: int, names: list[str], rows: int) -> Iterator[dict[str, Array]]:
-        whole = {name: self._join(bucket, name) for name in names}
-        for start in range(0, self.size(bucket), rows):
-            yield {name: array[start : start + rows] for name, array in whole.items()}
+        """Yield the rows of a bucket in the order they came, at most ``rows`` at a time."""
+        size = self.size(bucket)
+        for start in range(0, size, rows):
+            yield {name: self._load(bucket, name, start, min(rows, size - start)) for name in names}
 
     def take(self, bucket: int, name: str) -> Array:
-        array = self._join(bucket, name)
-        self._pieces.pop((bucket, name), None)
+        """Return one array of a bucket, whole, and forget it."""
+        array = self._load(bucket, name, 0, self.size(bucket))
+        self._forget(bucket, name)
         return array
 
     def drop(self, bucket: int) -> None:
+        """Forget what is left of a bucket."""
         for name in self._kinds:
-            self._pieces.pop((bucket, name), None)
+            self._forget(bucket, name)
 
-    def _join(self, bucket: int, name: str) -> Array:
-        pieces = self._pieces.get((bucket, name), [])
-        if len(pieces) == 1:
-            return pieces[0]
-        dtype, shape = self._kinds[name]
-        joined = np.concatenate(pieces) if pieces else np.empty((0, *shape), dtype=dtype)
-        if pieces:
-            self._pieces[bucket, name] = [joined]
-        return joined
+    @abstractmethod
+    def _keep(self, bucket: int, name: str, array: Array) -> None: ...
+
+    @abstractmethod
+    def _load(self, bucket: int, name: str, start: int, count: int) -> Array: ...
+
+    @abstractmethod
+    def _forget(self, bucket: int, name: str) -> None: ...
 
 
-class DiskSpill:
+class MemorySpill(Spill):
+    """Keeps the arrays as they came, and joins them when they are read."""
+
+    def __init__(self, kinds: Kinds) -> None:
+        super().__init__(kinds)
+        self._pieces: dict[tuple[int, str], list[Array]] = {}
+
+    def _keep(self, bucket: int, name: str, array: Array) -> None:
+        self._pieces.setdefault((bucket, name), []).append(array)
+
+    def _load(self, bucket: int, name: str, start: int, count: int) -> Array:
+        pieces = self._pieces.get((bucket, name))
+        if not pieces:
+            dtype, shape = self._kinds[name]
+            return np.empty((0, *shape), dtype)
+        if len(pieces) > 1:
+            pieces[:] = [np.concatenate(pieces)]
+        return pieces[0][start : start + count]
+
+    def _forget(self, bucket: int, name: str) -> None:
+        self._pieces.pop((bucket, name), None)
+
+
+class DiskSpill(Spill):
     """Keeps one file per bucket and array, opened only while it is used: their number has no limit."""
 
     def __init__(self, path: Path, kinds: Kinds) -> None:
+        super().__init__(kinds)
         self._path = path
-        self._kinds = dict(kinds)
-        self._numbers = {name: number for number, name in enumerate(self._kinds)}
-        self._sizes: dict[int, int] = {}
         path.mkdir(parents=True)
 
-    def append(self, bucket: int, rows: Rows) -> None:
-        for name, array in rows.items():
-            assert (array.dtype, array.shape[1:]) == self._kinds[name], (name, array.dtype, array.shape)
-            with self._file(bucket, name).open("ab", buffering=0) as file:
-                _write_all(file.fileno(), array)
-        self._sizes[bucket] = self.size(bucket) + len(next(iter(rows.values())))
-
-    def size(self, bucket: int) -> int:
-        return self._sizes.get(bucket, 0)
-
-    def read(self, bucket: int, names: list[str], rows: int) -> Iterator[dict[str, Array]]:
-        size = self.size(bucket)
-        for start in range(0, size, rows):
-            count = min(rows, size - start)
-            yield {name: self._load(bucket, name, start, count) for name in names}
-
-    def take(self, bucket: int, name: str) -> Array:
-        array = self._load(bucket, name, 0, self.size(bucket))
-        self._file(bucket, name).unlink(missing_ok=True)
-        return array
-
-    def drop(self, bucket: int) -> None:
-        for name in self._kinds:
-            self._file(bucket, name).unlink(missing_ok=True)
-
-    def _file(self, bucket: int, name: str) -> Path:
-        return self._path / f"{bucket}-{self._numbers[name]}"
+    def _keep(self, bucket: int, name: str, array: Array) -> None:
+        with self._file(bucket, name).open("ab", buffering=0) as file:
+            view = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+            while view:
+                view = view[os.write(file.fileno(), view) :]
 
     def _load(self, bucket: int, name: str, start: int, count: int) -> Array:
         dtype, shape = kind = self._kinds[name]
@@ -159,6 +146,12 @@ class DiskSpill:
         if len(found) < size:
             raise OSError("a temporary file ended early")
         return found.reshape(count, *shape)
+
+    def _forget(self, bucket: int, name: str) -> None:
+        self._file(bucket, name).unlink(missing_ok=True)
+
+    def _file(self, bucket: int, name: str) -> Path:
+        return self._path / f"{bucket}-{list(self._kinds).index(name)}"
 
 
 def bucket_numbers(
@@ -180,12 +173,6 @@ def scatter(spill: RowWriter, buckets: npt.NDArray[np.uint32] | None, rows: Rows
     for bucket, (start, end) in enumerate(pairwise(starts.tolist())):
         if start < end:
             spill.append(bucket, {name: array[start:end] for name, array in sorted_rows.items()})
-
-
-def _write_all(fd: int, array: Array) -> None:
-    view = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-    while view:
-        view = view[os.write(fd, view) :]
 
 
 _MAGIC = b"gigl-run"
@@ -291,63 +278,44 @@ class _Segment(NamedTuple):
     sums: list[int]
 
 
-class _FileSpill:
-    """Buckets in the files of all tasks that wrote. Taking and dropping leave the files as they are."""
+class _FileSpill(Spill):
+    """Buckets in the files of all tasks that wrote, which stay as they are."""
 
     def __init__(self, scratch: Scratch, names: list[str], kinds: Kinds, begin: int, end: int) -> None:
+        super().__init__(kinds)
         self._scratch = scratch
-        self._kinds = dict(kinds)
-        self._numbers = {name: number for number, name in enumerate(self._kinds)}
         self._segments: dict[int, list[_Segment]] = {}
         for name in names:
             index = _read_index(scratch, name, 3 + len(self._kinds))
             for bucket, rows, offset, *sums in index[(begin <= index[:, 0]) & (index[:, 0] < end)].tolist():
-                self._segments.setdefault(bucket, []).append(
-                    _Segment(name, self.size(bucket), rows, offset, sums)
-                )
+                segment = _Segment(name, self.size(bucket), rows, offset, sums)
+                self._segments.setdefault(bucket, []).append(segment)
+                self._sizes[bucket] = segment.first_row + rows
 
-    def append(self, bucket: int, rows: Mapping[str, Array]) -> None:
+    def _keep(self, bucket: int, name: str, array: Array) -> None:
         raise AssertionError("the rows of an exchange are written by its writers")
 
-    def size(self, bucket: int) -> int:
-        segments = self._segments.get(bucket)
-        return segments[-1].first_row + segments[-1].num_rows if segments else 0
-
-    def read(self, bucket: int, names: list[str], rows: int) -> Iterator[dict[str, Array]]:
-        size = self.size(bucket)
-        for start in range(0, size, rows):
-            yield self._load(bucket, names, start, min(rows, size - start))
-
-    def take(self, bucket: int, name: str) -> Array:
-        return self._load(bucket, [name], 0, self.size(bucket))[name]
-
-    def drop(self, bucket: int) -> None:
-        pass
-
-    def _load(self, bucket: int, names: list[str], start: int, count: int) -> dict[str, Array]:
-        found = {name: np.empty((count, *self._kinds[name][1]), self._kinds[name][0]) for name in names}
+    def _load(self, bucket: int, name: str, start: int, count: int) -> Array:
+        dtype, shape = self._kinds[name]
+        found = np.empty((count, *shape), dtype)
         for segment in self._segments.get(bucket, ()):
             low = max(segment.first_row, start)
             high = min(segment.first_row + segment.num_rows, start + count)
             if low < high:
-                self._read(
-                    segment,
-                    low - segment.first_row,
-                    {name: array[low - start : high - start] for name, array in found.items()},
-                )
+                self._fill(found[low - start : high - start], segment, low - segment.first_row, name)
         return found
 
-    def _read(self, segment: _Segment, row: int, out: Mapping[str, Array]) -> None:
-        """Fill the arrays with the rows of a segment from ``row`` on."""
-        begin = segment.offset
-        for name, kind in self._kinds.items():
-            if name in out:
-                view = out[name].reshape(-1).view(np.uint8)
-                self._scratch.read(segment.file, begin + row * row_bytes(kind), view)
-                whole = len(out[name]) == segment.num_rows
-                if whole and crc32c(view) != segment.sums[self._numbers[name]]:
-                    raise FormatError(f"{segment.file} of the scratch: {name} does not match its checksum")
-            begin += segment.num_rows * row_bytes(kind)
+    def _fill(self, out: Array, segment: _Segment, row: int, name: str) -> None:
+        """Read the rows of a segment from ``row`` on."""
+        at, view = list(self._kinds).index(name), out.reshape(-1).view(np.uint8)
+        before = sum(map(row_bytes, list(self._kinds.values())[:at]))
+        begin = segment.offset + segment.num_rows * before + row * row_bytes(self._kinds[name])
+        self._scratch.read(segment.file, begin, view)
+        if len(out) == segment.num_rows and crc32c(view) != segment.sums[at]:
+            raise FormatError(f"{segment.file} of the scratch: {name} does not match its checksum")
+
+    def _forget(self, bucket: int, name: str) -> None:
+        pass
 
 
 def _read_index(scratch: Scratch, name: str, width: int) -> Int64Array:
