@@ -19,7 +19,7 @@ from gigl_loader.errors import FormatError
 from gigl_loader.graph.folder import is_uri
 from gigl_loader.graph.schema import Column, EdgeType, NodeType
 from gigl_loader.partition.readers import TEXT, Kind, Table
-from gigl_loader.partition.readers.arrow_stream import ArrowStreamTable
+from gigl_loader.partition.readers.arrow_files import ArrowStreamTable
 from gigl_loader.partition.readers.text_format import CsvFormat
 from gigl_loader.partition.refusals import quoted, type_text
 from gigl_loader.partition.roles import Role

@@ -310,7 +310,7 @@ class _FileSpill(Spill):
         at, view = list(self._kinds).index(name), out.reshape(-1).view(np.uint8)
         before = sum(map(row_bytes, list(self._kinds.values())[:at]))
         begin = segment.offset + segment.num_rows * before + row * row_bytes(self._kinds[name])
-        self._scratch.read(segment.file, begin, view)
+        self._scratch.read_into(segment.file, begin, view)
         if len(out) == segment.num_rows and crc32c(view) != segment.sums[at]:
             raise FormatError(f"{segment.file} of the scratch: {name} does not match its checksum")
 
@@ -335,5 +335,5 @@ def _read_index(scratch: Scratch, name: str, width: int) -> Int64Array:
 
 def _read(scratch: Scratch, name: str, begin: int, count: int) -> Bytes:
     out = np.empty(count, np.uint8)
-    scratch.read(name, begin, out)
+    scratch.read_into(name, begin, out)
     return out

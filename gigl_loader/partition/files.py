@@ -301,7 +301,7 @@ def _open_file(file: _File, role: str, open_text: OpenText) -> Table:
     if kind in ("text", ""):
         kind = _kind_by_content(file)
     if kind == "Parquet":
-        from gigl_loader.partition.readers.parquet_table import ParquetTable
+        from gigl_loader.partition.readers.arrow_files import ParquetTable
 
         return ParquetTable(path)
     if kind in ("Arrow", "ORC"):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from functools import cached_property
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -96,6 +96,10 @@ class RemotePlace:
             for piece in pieces:
                 stream.write(piece)
 
+    def upload(self, name: str, file: BinaryIO) -> None:
+        """Write what is left of a local file."""
+        self.write(name, iter(lambda: file.read(_PIECE_BYTES), b""))
+
     @cached_property
     def _opened(self) -> tuple[Any, str]:
         return _system_at(self.location)
@@ -153,25 +157,10 @@ class RemotePath:
     def __str__(self) -> str:
         return shown(self._location)
 
-    @property
-    def suffix(self) -> str:
-        """Its last suffix, as that of a path."""
-        return PurePosixPath(urlsplit(self._location).path).suffix
-
-    @property
-    def suffixes(self) -> list[str]:
-        """All of its suffixes, as those of a path."""
-        return PurePosixPath(urlsplit(self._location).path).suffixes
-
     def open_file(self) -> Any:
         """Open it to be read anywhere."""
         system, path = _system_at(self._location)
         return system.open_input_file(path)
-
-    def open_stream(self) -> Any:
-        """Open it to be read once from its beginning, decompressed."""
-        system, path = _system_at(self._location)
-        return system.open_input_stream(path)
 
     def stamp(self) -> tuple[str, int, int]:
         """Return its name, size, and time of the last change."""
@@ -225,11 +214,6 @@ def _system_at(location: str) -> tuple[Any, str]:
         text = " ".join(str(error).split()).replace(location, shown(location))
         raise ValueError(f"{shown(location)}: {text}") from None
     return system, path.rstrip("/")
-
-
-def upload(place: RemotePlace, name: str, file: BinaryIO) -> None:
-    """Write what is left of a local file."""
-    place.write(name, iter(lambda: file.read(_PIECE_BYTES), b""))
 
 
 class RemoteFolder:
@@ -318,48 +302,35 @@ class _UploadedSink(Sink):
         if self._fd >= 0:
             self.discard()
             with self._path.open("rb") as file:
-                upload(self._place, self._name, file)
+                self._place.upload(self._name, file)
 
 
-class RemoteScratch:
+class RemoteScratch(RemotePlace):
     """Files below a URI. Nothing keeps two builds apart that are given the same one."""
 
     def __init__(self, location: str) -> None:
-        self._place = RemotePlace(location)
+        super().__init__(location)
         self._open: dict[str, Any] = {}
-
-    def __str__(self) -> str:
-        return str(self._place)
-
-    @property
-    def location(self) -> str:
-        return self._place.location
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         yield
 
     def create(self, name: str) -> ScratchFile:
-        return _RemoteFile(self._place, name)
+        return _RemoteFile(self, name)
 
-    def size(self, name: str) -> int:
-        return self._place.size(name)
-
-    def read(self, name: str, begin: int, out: Bytes) -> None:
+    def read_into(self, name: str, begin: int, out: Bytes) -> None:
         if name not in self._open:
-            self._open[name] = self._place.open_file(name)
+            self._open[name] = self.open_file(name)
         data = self._open[name].read_at(len(out), begin)
         if len(data) != len(out):
-            raise OSError(f"{self._place}: {name} ends early, at byte {begin + len(data)}")
+            raise OSError(f"{self}: {name} ends early, at byte {begin + len(data)}")
         out[:] = np.frombuffer(data, np.uint8)
-
-    def names(self, prefix: str) -> list[str]:
-        return self._place.names(prefix)
 
     def remove(self, prefix: str) -> None:
         for name in [each for each in self._open if each.startswith(prefix)]:
             self._open.pop(name).close()
-        self._place.remove(prefix)
+        super().remove(prefix)
 
 
 class _RemoteFile:
@@ -376,7 +347,7 @@ class _RemoteFile:
     def close(self) -> None:
         try:
             self._file.seek(0)
-            upload(self._place, self._name, self._file)
+            self._place.upload(self._name, self._file)
         finally:
             self._file.close()
 

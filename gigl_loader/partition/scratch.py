@@ -52,7 +52,7 @@ class Scratch(Protocol):
     def size(self, name: str) -> int:
         """Return the size of a file in bytes. ``FileNotFoundError`` if there is none."""
 
-    def read(self, name: str, begin: int, out: Bytes) -> None:
+    def read_into(self, name: str, begin: int, out: Bytes) -> None:
         """Fill ``out`` with the bytes from ``begin`` on. ``OSError`` where the file ends before."""
 
     def names(self, prefix: str) -> list[str]:
@@ -75,7 +75,7 @@ def read_file(scratch: Scratch, name: str, *, most: int) -> bytes:
     if nbytes > most:
         raise FormatError(f"{scratch}: {name} has {nbytes} bytes; at most {most} are read")
     data = np.empty(nbytes, np.uint8)
-    scratch.read(name, 0, data)
+    scratch.read_into(name, 0, data)
     return data.tobytes()
 
 
@@ -113,7 +113,7 @@ class DiskScratch:
     def size(self, name: str) -> int:
         return (self._path / name).stat().st_size
 
-    def read(self, name: str, begin: int, out: Bytes) -> None:
+    def read_into(self, name: str, begin: int, out: Bytes) -> None:
         fd = os.open(self._path / name, os.O_RDONLY | os.O_CLOEXEC)
         try:
             rest = out.data

@@ -105,7 +105,7 @@ def open_table(
     options = options or ColumnOptions()
     if is_stream(specs):
         from gigl_loader.partition.readers.arrow import with_lengths
-        from gigl_loader.partition.readers.arrow_stream import ArrowStreamTable
+        from gigl_loader.partition.readers.arrow_files import ArrowStreamTable
 
         stream = ArrowStreamTable(specs, f"table of {role}")
         table = with_lengths(stream, _vectors(stream.columns, role, options))

@@ -366,7 +366,7 @@ def _opened(table: Any, what: str, role: Role) -> Any:
     if isinstance(table, (str, os.PathLike)):
         return open_table(os.fspath(table), role=role)
     if is_stream(table):
-        from gigl_loader.partition.readers.arrow_stream import ArrowStreamTable
+        from gigl_loader.partition.readers.arrow_files import ArrowStreamTable
 
         return ArrowStreamTable(table, what)
     if not hasattr(table, "read") or not isinstance(getattr(table, "columns", None), Mapping):

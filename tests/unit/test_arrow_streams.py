@@ -24,7 +24,7 @@ from gigl_loader.partition import (
     build_graph,
     open_table,
 )
-from gigl_loader.partition.readers.arrow_stream import ArrowStreamTable
+from gigl_loader.partition.readers.arrow_files import ArrowStreamTable
 from tests.support.tables import files_of
 
 _SRC, _DST = np.arange(5000) * 3 % 100, np.arange(5000) * 7 % 100

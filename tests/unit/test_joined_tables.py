@@ -26,7 +26,7 @@ from gigl_loader.partition import (
     side_by_side,
 )
 from gigl_loader.partition.readers import TEXT
-from gigl_loader.partition.readers.parquet_table import ParquetTable
+from gigl_loader.partition.readers.arrow_files import ParquetTable
 from gigl_loader.partition.readers.shards import shards_of
 from tests.support.command_line import run_here
 

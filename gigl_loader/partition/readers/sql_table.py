@@ -14,7 +14,7 @@ from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.partition.readers import Kind
 from gigl_loader.partition.readers.arrow import to_numpy
-from gigl_loader.partition.readers.parquet_table import ParquetTable
+from gigl_loader.partition.readers.arrow_files import ParquetTable
 
 _STREAM_BYTES = 512 << 20
 """Memory of DuckDB where rows are streamed."""
@@ -221,8 +221,8 @@ class _ConvertedTable(ParquetTable):
     def where(self, column: str, row: int) -> str:
         return self._source.where(column, self._first_row + row)
 
-    def _batches(self, file: Any, names: Sequence[str], rows: int) -> Iterator[Any]:
-        for batch in super()._batches(file, [self._aliases.get(name, name) for name in names], rows):
+    def _batches(self, names: Sequence[str], rows: int, int96_unit: str | None = None) -> Iterator[Any]:
+        for batch in super()._batches([self._aliases.get(name, name) for name in names], rows, int96_unit):
             yield batch.rename_columns([self._names[alias] for alias in batch.schema.names])
 
 
