@@ -6,20 +6,17 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from gigl_loader.arrays import Int64Array
+from gigl_loader.graph.graph import Graph
 from gigl_loader.graph.manifest import Document, topology_path
-from gigl_loader.graph.schema import NodeType
-
-if TYPE_CHECKING:
-    from gigl_loader.graph.graph import Graph
-    from gigl_loader.graph.schema import EdgeType
-    from gigl_loader.partition.job import Job
-    from gigl_loader.partition.table import GraphTables
+from gigl_loader.graph.schema import EdgeType, NodeType
+from gigl_loader.partition.job import Job
+from gigl_loader.partition.table import GraphTables
 
 _TABLES = (".parquet", ".pq", ".npy", ".csv", ".tsv", ".gz")
 

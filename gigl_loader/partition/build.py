@@ -7,21 +7,24 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.folder import Folder
-from gigl_loader.graph.ids import Directory
+from gigl_loader.graph.ids import Directory, TextIds
 from gigl_loader.graph.manifest import MANIFEST_NAME, Manifest, version_for
 from gigl_loader.graph.schema import EdgeSchema, EdgeType, GraphSchema, NodeSchema, NodeType, held_out_list
 from gigl_loader.partition.array_table import ArrayTable
 from gigl_loader.partition.assigners import AnyAssigner, Assigner, GraphAssigner, assigner_named
 from gigl_loader.partition.checks import check_tables
+from gigl_loader.partition.executors import Executor
 from gigl_loader.partition.job import Budget, Job, Progress
 from gigl_loader.partition.missing_values import MissingValues
 from gigl_loader.partition.output import OutputFolder
+from gigl_loader.partition.readers import Table
 from gigl_loader.partition.readers.shards import stamp_of
 from gigl_loader.partition.site import build_site
+from gigl_loader.partition.stage import TaskTotals
 from gigl_loader.partition.steps.converted_tables import converted
 from gigl_loader.partition.steps.edges import EdgeDrops, build_edges
 from gigl_loader.partition.steps.ids import UnknownIds, warn_of_repeated_edge_ids
@@ -37,6 +40,7 @@ from gigl_loader.partition.steps.unknown_ids import (
     unknown_refused,
 )
 from gigl_loader.partition.steps.vocabularies import (
+    Vocabularies,
     encode_columns,
     read_relations,
     reverses_of,
@@ -44,13 +48,6 @@ from gigl_loader.partition.steps.vocabularies import (
 )
 from gigl_loader.partition.table import GraphTables, of_relation, option_for
 from gigl_loader.partition.views import reader_of
-
-if TYPE_CHECKING:
-    from gigl_loader.graph.ids import TextIds
-    from gigl_loader.partition.executors import Executor
-    from gigl_loader.partition.readers import Table
-    from gigl_loader.partition.stage import TaskTotals
-    from gigl_loader.partition.steps.vocabularies import Vocabularies
 
 logger = logging.getLogger(__name__)
 

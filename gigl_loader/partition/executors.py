@@ -12,14 +12,12 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import connection
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from gigl_loader.partition.job import available_memory
+from gigl_loader.partition.tasks import TaskSetting
 from gigl_loader.processes import FreshProcess, describe_status, is_stopped
 from gigl_loader.resources import naming_process_limit, usable_cores
-
-if TYPE_CHECKING:
-    from gigl_loader.partition.tasks import TaskSetting
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,19 +10,17 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from gigl_loader.arrays import Array
 from gigl_loader.graph.checksums import FileRecord
 from gigl_loader.graph.folder import Folder
 from gigl_loader.graph.manifest import Document, DocumentWriter
 from gigl_loader.partition.exchange import DiskSpill, Kinds, MemorySpill, Spill, row_bytes
 from gigl_loader.partition.scratch import DiskScratch, Scratch
+from gigl_loader.partition.stage import StageRunner
 from gigl_loader.resources import free_memory
 from gigl_loader.tensors import ArraySpec, spec_of
-
-if TYPE_CHECKING:
-    from gigl_loader.arrays import Array
-    from gigl_loader.partition.stage import StageRunner
 
 _MAX_CHUNK_ROWS = 4 << 20
 _UNITS = {"": 1, "b": 1} | {

@@ -11,26 +11,22 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
+from gigl_loader.arrays import Array, Int64Array
 from gigl_loader.graph.ids import Directory
+from gigl_loader.graph.schema import EdgeType, NodeType
 from gigl_loader.native import GreedyPlacement
 from gigl_loader.partition.assigners import Owners
-from gigl_loader.partition.exchange import bucket_numbers, scatter
+from gigl_loader.partition.exchange import Kinds, Spill, bucket_numbers, scatter
+from gigl_loader.partition.job import Job
+from gigl_loader.partition.readers import Table
 from gigl_loader.partition.readers.shards import numbered
 from gigl_loader.partition.steps.ids import find_all, node_ids_of, require_integers
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from gigl_loader.arrays import Array, Int64Array
-    from gigl_loader.graph.schema import EdgeType, NodeType
-    from gigl_loader.partition.exchange import Kinds, Spill
-    from gigl_loader.partition.job import Job
-    from gigl_loader.partition.readers import Table
-    from gigl_loader.partition.table import GraphTables
+from gigl_loader.partition.table import GraphTables
 
 _WINDOWS = 4096
 """The more there are, the closer node types keep in step. Part of the result: never depends on memory."""

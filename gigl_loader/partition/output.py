@@ -8,18 +8,13 @@ import re
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from gigl_loader.graph.folder import DiskFolder, Sink, is_uri, sync_directory
+from gigl_loader.graph.folder import DiskFolder, Folder, Sink, is_uri, sync_directory
 from gigl_loader.graph.manifest import MANIFEST_NAME
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from gigl_loader.graph.folder import Folder
 
 _OF_GRAPH = re.compile(rf"{re.escape(MANIFEST_NAME)}|ids|part-\d+")
 

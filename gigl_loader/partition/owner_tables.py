@@ -5,28 +5,22 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
-from gigl_loader.arrays import first_true
+from gigl_loader.arrays import Array, Int64Array, first_true
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.ids import Directory, TextIds
 from gigl_loader.graph.manifest import text_ids_path
+from gigl_loader.graph.schema import NodeType
 from gigl_loader.partition.assigners import Owners
-from gigl_loader.partition.readers import TEXT
+from gigl_loader.partition.job import Job
+from gigl_loader.partition.readers import TEXT, Table
 from gigl_loader.partition.readers.shards import numbered, stamp_of
 from gigl_loader.partition.sources import ColumnOptions, open_table
 from gigl_loader.partition.steps.ids import as_ids, node_ids_of, require_integers
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from gigl_loader.arrays import Array, Int64Array
-    from gigl_loader.graph.schema import NodeType
-    from gigl_loader.partition.job import Job
-    from gigl_loader.partition.readers import Table
-    from gigl_loader.partition.table import GraphTables
+from gigl_loader.partition.table import GraphTables
 
 _UNKNOWN = -1
 _TEXT_BYTES = 128

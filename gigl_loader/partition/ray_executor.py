@@ -7,15 +7,12 @@ import socket
 import time
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gigl_loader.errors import BuildError
 from gigl_loader.partition.executors import Lost, WorkPlan
 from gigl_loader.partition.job import available_memory
-from gigl_loader.partition.tasks import OpenedStage, packed_error
-
-if TYPE_CHECKING:
-    from gigl_loader.partition.tasks import TaskSetting
+from gigl_loader.partition.tasks import OpenedStage, TaskSetting, packed_error
 
 _FETCH_SECONDS = 600.0
 

@@ -6,27 +6,22 @@ import os
 import tempfile
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, BinaryIO
 from urllib.parse import urlsplit, urlunsplit
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import fs
 
+from gigl_loader.arrays import Bytes
 from gigl_loader.errors import FormatError, StorageUnavailable
 from gigl_loader.graph.folder import DiskFolder, FileStatus, Sink, Status, shown
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-    from typing import BinaryIO
-
-    from gigl_loader.arrays import Bytes
-    from gigl_loader.partition.scratch import ScratchFile
+from gigl_loader.partition.scratch import ScratchFile
 
 _PIECE_BYTES = 8 << 20
 _OBJECT_STORES = ("s3", "gcs", "abfs")

@@ -6,23 +6,24 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gigl_loader.errors import BuildError, FormatError
-from gigl_loader.partition.exchange import Exchange, FileExchange, SharedExchange
-from gigl_loader.partition.executors import Lost
-from gigl_loader.partition.job import Budget
+from gigl_loader.partition.exchange import Exchange, FileExchange, Kinds, SharedExchange
+from gigl_loader.partition.executors import Executor, Lost, WorkPlan
+from gigl_loader.partition.job import Budget, Job
+from gigl_loader.partition.readers import Table
 from gigl_loader.partition.readers.shards import shards_of
-from gigl_loader.partition.stage import TaskTotals
-from gigl_loader.partition.tasks import TaskResult, keep_result, kept_result, packed, read_result, run_task
-
-if TYPE_CHECKING:
-    from gigl_loader.partition.exchange import Kinds
-    from gigl_loader.partition.executors import Executor, WorkPlan
-    from gigl_loader.partition.job import Job
-    from gigl_loader.partition.readers import Table
-    from gigl_loader.partition.stage import Stage
-    from gigl_loader.partition.tasks import TaskSetting
+from gigl_loader.partition.stage import Stage, TaskTotals
+from gigl_loader.partition.tasks import (
+    TaskResult,
+    TaskSetting,
+    keep_result,
+    kept_result,
+    packed,
+    read_result,
+    run_task,
+)
 
 _logger = logging.getLogger(__name__)
 

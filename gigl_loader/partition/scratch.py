@@ -8,20 +8,17 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
+from gigl_loader.arrays import Bytes
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.folder import is_uri
 from gigl_loader.partition.output import locked_directory
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from gigl_loader.arrays import Bytes
 
 
 class ScratchFile(Protocol):

@@ -15,7 +15,7 @@ from gigl_loader import __version__
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.folder import DiskFolder, Folder, is_uri, shown
 from gigl_loader.graph.manifest import MANIFEST_NAME
-from gigl_loader.partition.executors import WorkPlan
+from gigl_loader.partition.executors import Executor, WorkPlan
 from gigl_loader.partition.output import (
     OutputFolder,
     SharedFolder,
@@ -31,8 +31,8 @@ from gigl_loader.partition.tasks import TaskSetting
 from gigl_loader.strict_json import read_json
 
 if TYPE_CHECKING:
-    from gigl_loader.partition.executors import Executor
     from gigl_loader.partition.remote_files import RemoteFolder
+
 
 _RECORD = "build.json"
 _MAX_RECORD_BYTES = 1 << 20

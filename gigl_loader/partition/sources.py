@@ -16,7 +16,7 @@ from typing_extensions import TypeIs
 
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column, EdgeType, NodeType
-from gigl_loader.partition.files import open_spec
+from gigl_loader.partition.files import OpenText, open_spec
 from gigl_loader.partition.missing_values import FilledTable
 from gigl_loader.partition.readers import TEXT, NewColumn, Table
 from gigl_loader.partition.readers.text_format import CsvFormat
@@ -25,7 +25,6 @@ from gigl_loader.partition.views import ProjectedTable, Projection, chain
 from gigl_loader.tensors import STORAGE_DTYPES
 
 if TYPE_CHECKING:
-    from gigl_loader.partition.files import OpenText
     from gigl_loader.partition.remote_files import RemotePath
 
 

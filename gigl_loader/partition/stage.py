@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from gigl_loader.graph.schema import EdgeType, NodeType
+from gigl_loader.partition.exchange import Exchange, Kinds
+from gigl_loader.partition.readers import Table
 
-    from gigl_loader.graph.schema import EdgeType, NodeType
-    from gigl_loader.partition.exchange import Exchange, Kinds
+if TYPE_CHECKING:
     from gigl_loader.partition.job import Budget, Job
-    from gigl_loader.partition.readers import Table
+
 
 Results = dict[str, Any]
 """What the build must know of a task, JSON-able, with ``rows``, the rows done."""

@@ -10,6 +10,7 @@ import io
 import json
 import pickle
 import signal
+import socket
 import tempfile
 import traceback
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing import connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from gigl_loader import __version__
 from gigl_loader.errors import BuildError, FormatError, GiglError, add_note
@@ -33,9 +34,6 @@ from gigl_loader.partition.steps.ids import UnknownIds
 from gigl_loader.processes import leave_with
 from gigl_loader.resources import naming_process_limit
 from gigl_loader.strict_json import read_json
-
-if TYPE_CHECKING:
-    import socket
 
 _MAX_RESULT_BYTES = 256 << 20
 _MISTAKES: Mapping[str, type[Exception]] = {

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
 from gigl_loader.arrays import Array, Int64Array, first_true
 from gigl_loader.errors import FormatError
+from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeType
 from gigl_loader.partition.build import build_graph
-from gigl_loader.partition.glt.layout import JoinedTable, LabelledTable, Layout, TensorTable
+from gigl_loader.partition.glt.layout import (
+    EdgeFiles,
+    FeatureFiles,
+    JoinedTable,
+    LabelledTable,
+    Layout,
+    TensorTable,
+)
 from gigl_loader.partition.glt.tensors import Rows, saved_tensor
-from gigl_loader.partition.job import Budget, available_memory, tracked
+from gigl_loader.partition.job import Budget, Progress, available_memory, tracked
 from gigl_loader.partition.output import refuse_existing, refuse_other_than_graph_at
 from gigl_loader.partition.readers import Table
 from gigl_loader.partition.table import GraphTables, NodeTable
 from gigl_loader.partition.views import chain
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeType
-    from gigl_loader.partition.glt.layout import EdgeFiles, FeatureFiles
-    from gigl_loader.partition.job import Progress
 
 _ROWS = 1 << 20
 

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,12 +15,10 @@ from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE, EdgeType, NodeType
 from gigl_loader.partition.glt.pickles import Source
 from gigl_loader.partition.glt.tensors import Rows, saved_tensor, tensor_stream
+from gigl_loader.partition.readers import Kind, Table
 from gigl_loader.partition.readers.shards import numbered
 from gigl_loader.partition.views import TableView
 from gigl_loader.regular_files import open_regular
-
-if TYPE_CHECKING:
-    from gigl_loader.partition.readers import Kind, Table
 
 _MAX_PARTITIONS = 1 << 16
 _MAX_TYPES = 10_000

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+from gigl_loader.arrays import Array
+from gigl_loader.partition.readers import Table
 
-    from gigl_loader.arrays import Array
-    from gigl_loader.partition.readers import Table
+if TYPE_CHECKING:
     from gigl_loader.partition.remote_files import RemotePath
 
 

@@ -15,7 +15,7 @@ from csv import Error as CsvError
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -52,10 +52,8 @@ from gigl_loader.partition.readers.text_format import (
     only_integers,
     open_bytes,
 )
+from gigl_loader.partition.remote_files import RemotePath
 from gigl_loader.tensors import STORAGE_DTYPES
-
-if TYPE_CHECKING:
-    from gigl_loader.partition.remote_files import RemotePath
 
 _PIECE_BYTES = 1 << 20
 _BUFFER_BYTES = 16 << 20

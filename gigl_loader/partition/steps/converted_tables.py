@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from gigl_loader.partition.job import Job
+from gigl_loader.partition.table import GraphTables
 from gigl_loader.partition.views import readers_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from gigl_loader.partition.job import Job
-    from gigl_loader.partition.table import GraphTables
 
 _THREAD_BYTES = 96 << 20
 """Memory that a thread of DuckDB is worth."""

@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gigl_loader.arrays import first_true
+from gigl_loader.arrays import Array, Int64Array, first_true
 from gigl_loader.errors import FormatError
-from gigl_loader.graph.checksums import BlockRecord, BlockSums
+from gigl_loader.graph.checksums import BlockRecord, BlockSums, FileRecord
 from gigl_loader.graph.folder import DiskFolder, graph_directory, sync_directory
 from gigl_loader.graph.graph import Graph
+from gigl_loader.graph.ids import Directory
 from gigl_loader.graph.manifest import (
     MANIFEST_NAME,
     Document,
@@ -36,25 +37,16 @@ from gigl_loader.graph.manifest import (
     version_for,
     weights_path,
 )
-from gigl_loader.graph.schema import Column, type_name
+from gigl_loader.graph.schema import Column, EdgeSchema, EdgeType, GraphSchema, NodeType, type_name
 from gigl_loader.graph.weights import running_sums
 from gigl_loader.native import build_adjacency, crc32c
 from gigl_loader.partition.declared import check_weight_column
 from gigl_loader.partition.executors import WorkPlan
-from gigl_loader.partition.job import Budget, Job, available_memory
+from gigl_loader.partition.job import Budget, Job, Progress, available_memory
 from gigl_loader.partition.runner import Runner
 from gigl_loader.partition.stage import Results, Stage
 from gigl_loader.regular_files import open_regular
 from gigl_loader.tensors import ArraySpec, as_float64
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from gigl_loader.arrays import Array, Int64Array
-    from gigl_loader.graph.checksums import FileRecord
-    from gigl_loader.graph.ids import Directory
-    from gigl_loader.graph.schema import EdgeSchema, EdgeType, GraphSchema, NodeType
-    from gigl_loader.partition.job import Progress
 
 _WEIGHT_BYTES = 100
 """Working memory while a piece is indexed. Measured: 35 with 8 edges a list, 84 with one; and the weights."""

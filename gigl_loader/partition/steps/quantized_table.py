@@ -6,22 +6,20 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from gigl_loader.arrays import Array, Bytes, Float32Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.quantization import Quantization, Quantized, encode, scales_of
 from gigl_loader.graph.schema import Column, EdgeType, NodeType, type_name
+from gigl_loader.partition.job import Job
+from gigl_loader.partition.readers import Kind, Table
 from gigl_loader.partition.readers.shards import numbered
 from gigl_loader.partition.stage import nodes_or_edges, run_on_shards
+from gigl_loader.partition.table import GraphTables
 from gigl_loader.partition.views import TableView
-
-if TYPE_CHECKING:
-    from gigl_loader.arrays import Array, Bytes, Float32Array
-    from gigl_loader.partition.job import Job
-    from gigl_loader.partition.readers import Kind, Table
-    from gigl_loader.partition.table import GraphTables
 
 
 def as_floats(array: Array, column: Column) -> Array:

@@ -5,29 +5,23 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from gigl_loader.arrays import Array, Int64Array, first_true
+from gigl_loader.arrays import Array, BoolArray, Int64Array, first_true
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.ids import Directory
-from gigl_loader.graph.schema import Column, NodeType, held_out_list, type_name
+from gigl_loader.graph.schema import Column, EdgeSplits, NodeType, held_out_list, type_name
 from gigl_loader.partition.job import Job
-from gigl_loader.partition.readers import Table
+from gigl_loader.partition.readers import Kind, Table
 from gigl_loader.partition.readers.shards import first_rows, numbered, shards_of
 from gigl_loader.partition.reversed_edges import with_equal_splits
 from gigl_loader.partition.stage import run_on_shards
 from gigl_loader.partition.steps.ids import as_ids, find_all, require_integers
-from gigl_loader.partition.table import SPLIT_MASKS, NodeTable, edge_roles, is_mask
+from gigl_loader.partition.table import SPLIT_MASKS, GraphTables, NodeTable, edge_roles, is_mask
 from gigl_loader.partition.views import ProjectedTable, Projection
 from gigl_loader.splits import edges_by_split, hash_splits
-
-if TYPE_CHECKING:
-    from gigl_loader.arrays import BoolArray
-    from gigl_loader.graph.schema import EdgeSplits
-    from gigl_loader.partition.readers import Kind
-    from gigl_loader.partition.table import GraphTables
 
 _NUMBERED = ("train", "val", "test")
 _MAX_SPLITS = 8

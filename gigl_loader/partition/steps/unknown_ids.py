@@ -5,29 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gigl_loader.graph.ids import Directory
-from gigl_loader.graph.schema import Column
+from gigl_loader.arrays import Array, BoolArray, Int64Array
+from gigl_loader.graph.ids import Directory, TextIds
+from gigl_loader.graph.schema import Column, NodeType
 from gigl_loader.partition.array_table import ArrayTable
+from gigl_loader.partition.job import Job
 from gigl_loader.partition.missing_values import missing_label
 from gigl_loader.partition.readers import TEXT, Kind, Table
 from gigl_loader.partition.readers.shards import cut, first_rows, numbered, shards_of
 from gigl_loader.partition.refusals import OptionsNeeded, quoted
 from gigl_loader.partition.steps.ids import named_ids, node_ids_of
-from gigl_loader.partition.steps.text_ids import id_columns
+from gigl_loader.partition.steps.text_ids import IdColumn, id_columns
 from gigl_loader.partition.table import SPLIT_MASKS, GraphTables, NodeTable, is_mask, option_for
 from gigl_loader.partition.views import TableView, blank_of, chain, reader_of
 from gigl_loader.tensors import STORAGE_DTYPES
-
-if TYPE_CHECKING:
-    from gigl_loader.arrays import Array, BoolArray, Int64Array
-    from gigl_loader.graph.ids import TextIds
-    from gigl_loader.graph.schema import NodeType
-    from gigl_loader.partition.job import Job
-    from gigl_loader.partition.steps.text_ids import IdColumn
 
 _SHOWN = 10
 _ROWS = 1 << 16
