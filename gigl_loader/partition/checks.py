@@ -487,7 +487,7 @@ def _holds_vectors(table: Table, name: str) -> bool:
     """Return whether the first texts of a column are lists of numbers, all of one length."""
     if table.columns[name] != TEXT or isinstance(reader_of(table), ArrayTable):
         return False
-    from gigl_loader.partition.readers.vector_cells import common_length
+    from gigl_loader.partition.vector_table import common_length
 
     chunk = next(iter(table.read([name], _FIRST_ROWS)), {name: np.empty(0, object)})
     return common_length(chunk[name]) is not None

@@ -25,7 +25,7 @@ from gigl_loader.arrays import Array, Bytes, Int64Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column
 from gigl_loader.native import crc32c, find_buckets, order_by_bucket
-from gigl_loader.partition.scratch import Scratch, ScratchFile
+from gigl_loader.partition.output import Scratch, ScratchFile
 from gigl_loader.tensors import STORAGE_DTYPES
 
 if TYPE_CHECKING:

@@ -111,7 +111,7 @@ def open_spec(spec: str, role: str, open_text: OpenText, lengths_of: LengthsOf |
     elements that lists of numbers get.
     """
     if is_query(spec):
-        from gigl_loader.partition.readers.query_table import QueryTable
+        from gigl_loader.partition.readers.sql_table import QueryTable
 
         return [_with_lengths(QueryTable(spec), lengths_of)]
     listed = spec.split(",")
@@ -309,7 +309,7 @@ def _open_file(file: _File, role: str, open_text: OpenText) -> Table:
 
         return ArrowFileTable(path, kind)
     if kind == "JSON":
-        from gigl_loader.partition.readers.query_table import json_table
+        from gigl_loader.partition.readers.sql_table import json_table
 
         return json_table(path)
     if kind == ".npy":

@@ -17,7 +17,7 @@ from gigl_loader.graph.checksums import FileRecord
 from gigl_loader.graph.folder import Folder
 from gigl_loader.graph.manifest import Document, DocumentWriter
 from gigl_loader.partition.exchange import DiskSpill, Kinds, MemorySpill, Spill, row_bytes
-from gigl_loader.partition.scratch import DiskScratch, Scratch
+from gigl_loader.partition.output import DiskScratch, Scratch
 from gigl_loader.partition.stage import StageRunner
 from gigl_loader.resources import free_memory
 from gigl_loader.tensors import ArraySpec, spec_of

@@ -21,7 +21,7 @@ from pyarrow import fs
 from gigl_loader.arrays import Bytes
 from gigl_loader.errors import FormatError, StorageUnavailable
 from gigl_loader.graph.folder import DiskFolder, FileStatus, Sink, Status, shown
-from gigl_loader.partition.scratch import ScratchFile
+from gigl_loader.partition.output import ScratchFile
 
 _PIECE_BYTES = 8 << 20
 _OBJECT_STORES = ("s3", "gcs", "abfs")

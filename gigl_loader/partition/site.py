@@ -17,16 +17,20 @@ from gigl_loader.graph.folder import DiskFolder, Folder, is_uri, shown
 from gigl_loader.graph.manifest import MANIFEST_NAME
 from gigl_loader.partition.executors import Executor, WorkPlan
 from gigl_loader.partition.output import (
+    DiskScratch,
     OutputFolder,
+    Scratch,
     SharedFolder,
+    open_scratch,
+    read_file,
     refuse_existing,
     refuse_other_than_graph,
     refuse_other_than_graph_at,
     resumable_directory,
     staged_directory,
+    write_file,
 )
 from gigl_loader.partition.runner import Runner
-from gigl_loader.partition.scratch import DiskScratch, Scratch, open_scratch, read_file, write_file
 from gigl_loader.partition.tasks import TaskSetting
 from gigl_loader.strict_json import read_json
 

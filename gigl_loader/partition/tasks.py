@@ -27,8 +27,14 @@ from gigl_loader.graph.ids import Directory, TextIds
 from gigl_loader.graph.manifest import Document
 from gigl_loader.partition.job import Budget, Job, peak_bytes
 from gigl_loader.partition.missing_values import MissingValues
-from gigl_loader.partition.output import OutputFolder, open_output
-from gigl_loader.partition.scratch import Scratch, open_scratch, read_file, write_file
+from gigl_loader.partition.output import (
+    OutputFolder,
+    Scratch,
+    open_output,
+    open_scratch,
+    read_file,
+    write_file,
+)
 from gigl_loader.partition.stage import Stage
 from gigl_loader.partition.steps.ids import UnknownIds
 from gigl_loader.processes import leave_with

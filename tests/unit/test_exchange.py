@@ -13,7 +13,7 @@ from gigl_loader.errors import FormatError
 from gigl_loader.graph import MemoryFolder
 from gigl_loader.partition.exchange import DiskSpill, FileExchange, MemorySpill, Spill, row_bytes, scatter
 from gigl_loader.partition.job import Budget, Job
-from gigl_loader.partition.scratch import DiskScratch
+from gigl_loader.partition.output import DiskScratch
 
 _KINDS: dict[str, Any] = {
     "key": (np.dtype(np.int64), ()),

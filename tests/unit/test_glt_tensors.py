@@ -22,8 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigl_loader.errors import FormatError
-from gigl_loader.partition.glt.pickles import Source
-from gigl_loader.partition.glt.tensors import Rows, saved_tensor, tensor_stream
+from gigl_loader.partition.glt.tensors import Rows, Source, saved_tensor, tensor_stream
 
 
 def private_bytes() -> int:

@@ -28,8 +28,8 @@ from gigl_loader.loaders.replay import Recording
 from gigl_loader.options import MAX_MANIFEST_BYTES
 from gigl_loader.partition import ArrayTable, GraphTables, build_graph
 from gigl_loader.partition.glt.layout import _Meta
+from gigl_loader.partition.output import DiskScratch, read_file
 from gigl_loader.partition.remote_files import RemotePlace, RemoteSource
-from gigl_loader.partition.scratch import DiskScratch, read_file
 from gigl_loader.partition.steps.index import add_indexes
 from gigl_loader.regular_files import open_regular, read_whole
 from gigl_loader.rpc import replies, server_process
