@@ -17,7 +17,7 @@ from gigl_loader.cli.manifests import Form
 if TYPE_CHECKING:
     from gigl_loader.graph import GraphSchema
     from gigl_loader.partition import Executor
-    from gigl_loader.partition.stage import TaskTotals
+    from gigl_loader.partition.job import TaskTotals
 
 
 class ExecutorName(str, Enum):

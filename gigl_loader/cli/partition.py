@@ -18,7 +18,7 @@ from gigl_loader.cli.options import grouped
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gigl_loader.partition.stage import TaskTotals
+    from gigl_loader.partition.job import TaskTotals
 
 
 @grouped

@@ -14,8 +14,7 @@ from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column
 from gigl_loader.graph.times import nanoseconds
 from gigl_loader.native import crc32c
-from gigl_loader.partition.readers import TEXT, Kind, as_texts
-from gigl_loader.partition.readers.shards import cut
+from gigl_loader.partition.readers import TEXT, Kind, as_texts, cut
 from gigl_loader.tensors import spec_of
 
 

@@ -21,13 +21,11 @@ from gigl_loader.partition.array_table import ArrayTable
 from gigl_loader.partition.assigners import AnyAssigner, Assigner, GraphAssigner, assigner_named
 from gigl_loader.partition.checks import check_tables
 from gigl_loader.partition.executors import Executor
-from gigl_loader.partition.job import Budget, Job, Progress
+from gigl_loader.partition.job import Budget, Job, Progress, TaskTotals
 from gigl_loader.partition.missing_values import MissingValues
 from gigl_loader.partition.output import OutputFolder
-from gigl_loader.partition.readers import Table
-from gigl_loader.partition.readers.shards import stamp_of
+from gigl_loader.partition.readers import Table, stamp_of
 from gigl_loader.partition.site import build_site
-from gigl_loader.partition.stage import TaskTotals
 from gigl_loader.partition.steps.edges import EdgeDrops, build_edges
 from gigl_loader.partition.steps.ids import UnknownIds, warn_of_repeated_edge_ids
 from gigl_loader.partition.steps.index import index_node_times, index_timed_weights, index_times

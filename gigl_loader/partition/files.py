@@ -18,18 +18,18 @@ from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.folder import is_uri, shown
 from gigl_loader.graph.schema import Column
-from gigl_loader.partition.foreign_files import foreign_directory, foreign_file
 from gigl_loader.partition.readers import TEXT, Kind, Table
 from gigl_loader.partition.readers.npy_table import edge_index_table, npy_table
+from gigl_loader.partition.refusals import foreign_directory, foreign_file
 from gigl_loader.partition.views import TableView
 
 if TYPE_CHECKING:
     from gigl_loader.partition.remote_files import RemotePath
 
-    OpenText: TypeAlias = Callable[[Path | RemotePath], Table]
-    """Opens a text file of a table."""
-    LengthsOf: TypeAlias = Callable[[Iterable[str]], Mapping[str, int | None]]
-    """Returns the columns, of these, that become vectors, with their lengths. ``None``: that of the first."""
+OpenText: TypeAlias = "Callable[[Path | RemotePath], Table]"
+"""Opens a text file of a table."""
+LengthsOf: TypeAlias = Callable[[Iterable[str]], Mapping[str, int | None]]
+"""Returns the columns, of these, that become vectors, with their lengths. ``None``: that of the first."""
 
 logger = logging.getLogger(__name__)
 

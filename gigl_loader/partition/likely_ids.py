@@ -13,8 +13,7 @@ from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column, NodeType
 from gigl_loader.partition.array_table import ArrayTable
-from gigl_loader.partition.readers import TEXT, Kind, Table
-from gigl_loader.partition.readers.shards import numbered
+from gigl_loader.partition.readers import TEXT, Kind, Table, numbered
 from gigl_loader.partition.roles import own_names, squeezed
 from gigl_loader.partition.table import SPLIT_MASKS, GraphTables
 from gigl_loader.partition.views import reader_of, source_of

@@ -23,8 +23,7 @@ from gigl_loader.native import GreedyPlacement
 from gigl_loader.partition.assigners import Owners
 from gigl_loader.partition.exchange import Kinds, Spill, bucket_numbers, scatter
 from gigl_loader.partition.job import Job
-from gigl_loader.partition.readers import Table
-from gigl_loader.partition.readers.shards import numbered
+from gigl_loader.partition.readers import Table, numbered
 from gigl_loader.partition.steps.ids import find_all, node_ids_of, require_integers
 from gigl_loader.partition.table import GraphTables
 

@@ -14,9 +14,8 @@ import pyarrow as pa
 from gigl_loader.arrays import Array, first_true
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column
-from gigl_loader.partition.readers import TEXT, Kind, Table
+from gigl_loader.partition.readers import TEXT, Kind, Table, numbered
 from gigl_loader.partition.readers.arrow_files import ArrowStreamTable
-from gigl_loader.partition.readers.shards import numbered
 from gigl_loader.partition.readers.sql_table import alias, connected, shortened, sql_errors
 from gigl_loader.partition.views import ProjectedTable, Projection, TableView
 from gigl_loader.resources import free_memory, usable_cores

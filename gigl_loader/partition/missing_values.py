@@ -11,8 +11,7 @@ import numpy as np
 from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column
-from gigl_loader.partition.readers import Kind, Table
-from gigl_loader.partition.readers.shards import numbered
+from gigl_loader.partition.readers import Kind, Table, numbered
 from gigl_loader.partition.refusals import OptionsNeeded, quoted
 from gigl_loader.partition.views import TableView
 from gigl_loader.tensors import STORAGE_DTYPES

@@ -16,8 +16,7 @@ from gigl_loader.graph.manifest import text_ids_path
 from gigl_loader.graph.schema import NodeType
 from gigl_loader.partition.assigners import Owners
 from gigl_loader.partition.job import Job
-from gigl_loader.partition.readers import TEXT, Table
-from gigl_loader.partition.readers.shards import numbered, stamp_of
+from gigl_loader.partition.readers import TEXT, Table, numbered, stamp_of
 from gigl_loader.partition.sources import ColumnOptions, open_table
 from gigl_loader.partition.steps.ids import as_ids, node_ids_of, require_integers
 from gigl_loader.partition.table import GraphTables

@@ -11,10 +11,8 @@ from typing import Any
 from gigl_loader.errors import BuildError, FormatError
 from gigl_loader.partition.exchange import Exchange, FileExchange, Kinds, SharedExchange
 from gigl_loader.partition.executors import Executor, Lost, WorkPlan
-from gigl_loader.partition.job import Budget, Job
-from gigl_loader.partition.readers import Table
-from gigl_loader.partition.readers.shards import shards_of
-from gigl_loader.partition.stage import Stage, TaskTotals
+from gigl_loader.partition.job import Budget, Job, Stage, TaskTotals
+from gigl_loader.partition.readers import Table, shards_of
 from gigl_loader.partition.tasks import (
     TaskResult,
     TaskSetting,

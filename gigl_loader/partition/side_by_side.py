@@ -11,8 +11,7 @@ import numpy as np
 from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.partition.missing_values import FilledTable
-from gigl_loader.partition.readers import Table
-from gigl_loader.partition.readers.shards import first_rows, read_span, shards_of, stamp_of
+from gigl_loader.partition.readers import Table, first_rows, read_span, shards_of, stamp_of
 from gigl_loader.partition.views import TableView, readers_of
 
 

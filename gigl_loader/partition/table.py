@@ -27,8 +27,7 @@ from gigl_loader.partition.declared import (
     check_time_column,
     check_weight_column,
 )
-from gigl_loader.partition.readers import TEXT, TEXT_LISTS, Kind, Table
-from gigl_loader.partition.readers.shards import stamp_of
+from gigl_loader.partition.readers import TEXT, TEXT_LISTS, Kind, Table, stamp_of
 from gigl_loader.partition.refusals import type_text
 from gigl_loader.partition.roles import Role, relation_column
 from gigl_loader.partition.sources import is_stream, open_table

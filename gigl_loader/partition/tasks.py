@@ -25,7 +25,7 @@ from gigl_loader.errors import BuildError, FormatError, GiglError, add_note
 from gigl_loader.graph.checksums import FileRecord, record_from_json
 from gigl_loader.graph.ids import Directory, TextIds
 from gigl_loader.graph.manifest import Document
-from gigl_loader.partition.job import Budget, Job, peak_bytes
+from gigl_loader.partition.job import Budget, Job, Stage, peak_bytes
 from gigl_loader.partition.missing_values import MissingValues
 from gigl_loader.partition.output import (
     OutputFolder,
@@ -35,7 +35,6 @@ from gigl_loader.partition.output import (
     read_file,
     write_file,
 )
-from gigl_loader.partition.stage import Stage
 from gigl_loader.partition.steps.ids import UnknownIds
 from gigl_loader.processes import leave_with
 from gigl_loader.resources import naming_process_limit

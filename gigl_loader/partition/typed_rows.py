@@ -11,8 +11,7 @@ from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import EdgeType
 from gigl_loader.partition.array_table import ArrayTable
-from gigl_loader.partition.readers import TEXT, Table
-from gigl_loader.partition.readers.shards import numbered
+from gigl_loader.partition.readers import TEXT, Table, numbered
 from gigl_loader.partition.views import TableView, reader_of
 
 _MAX_PAIRS = 1024

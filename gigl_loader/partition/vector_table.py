@@ -17,10 +17,9 @@ import pyarrow.compute as pc
 from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column
-from gigl_loader.partition.readers import TEXT, Kind, NewColumn, Table
+from gigl_loader.partition.readers import TEXT, Kind, NewColumn, Table, numbered
 from gigl_loader.partition.readers.arrow import LENGTHS, PaddedColumn, to_numpy
 from gigl_loader.partition.readers.column_types import MISSING, loses_digits
-from gigl_loader.partition.readers.shards import numbered
 from gigl_loader.partition.views import TableView, readers_of
 
 _DELIMITERS = (";", "|", ",")

@@ -13,8 +13,7 @@ import numpy as np
 from gigl_loader.arrays import Array, first_true
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column, EdgeType
-from gigl_loader.partition.readers import TEXT, Kind, Table
-from gigl_loader.partition.readers.shards import numbered, shards_of, stamp_of
+from gigl_loader.partition.readers import TEXT, Kind, Table, numbered, shards_of, stamp_of
 from gigl_loader.tensors import STORAGE_DTYPES
 
 

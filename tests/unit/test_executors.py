@@ -22,7 +22,7 @@ from gigl_loader.errors import BuildError, FormatError
 from gigl_loader.graph import HOMOGENEOUS_EDGE, Graph, MemoryFolder
 from gigl_loader.partition import ArrayTable, GraphTables, LocalExecutor, NodeTable, build_graph, tasks
 from gigl_loader.partition import runner as runner_module
-from gigl_loader.partition.stage import TaskTotals
+from gigl_loader.partition.job import TaskTotals
 from tests.support.executors import DeadlyTable, rich_tables, write_rich_files
 from tests.support.tables import files_of
 

@@ -21,8 +21,7 @@ from pyarrow import ipc, orc
 from gigl_loader.errors import FormatError
 from gigl_loader.graph import Column
 from gigl_loader.partition import ColumnOptions, GraphTables, NodeTable, build_graph, open_table
-from gigl_loader.partition.readers import TEXT, Table
-from gigl_loader.partition.readers.shards import shards_of
+from gigl_loader.partition.readers import TEXT, Table, shards_of
 
 Content = str | list[int]
 

@@ -18,7 +18,7 @@ from torch_geometric.data import Data
 
 from gigl_loader.graph import Graph
 from gigl_loader.partition import open_table
-from gigl_loader.partition.foreign_files import ForeignFile
+from gigl_loader.partition.refusals import ForeignFile
 from tests.support.command_line import run_here
 
 PAIRS = [(0, 1), (0, 2), (2, 1)]

@@ -16,9 +16,8 @@ from gigl_loader.cli.build_options import TableOptions
 from gigl_loader.cli.table_options import open_tables
 from gigl_loader.graph.schema import HOMOGENEOUS_NODE, Column
 from gigl_loader.partition import ColumnOptions, GraphTables, NodeTable, Table, open_table
-from gigl_loader.partition.foreign_files import ForeignFile
 from gigl_loader.partition.readers.text_format import CsvFormat
-from gigl_loader.partition.refusals import OptionsNeeded
+from gigl_loader.partition.refusals import ForeignFile, OptionsNeeded
 
 _ROWS = b"src,dst,w\n" + b"".join(
     b"%d,%d,%d.5\n" % (row, row * 7 % 1000, row % 100) for row in range(200_000)

@@ -25,9 +25,8 @@ from gigl_loader.partition import (
     open_table,
     side_by_side,
 )
-from gigl_loader.partition.readers import TEXT
+from gigl_loader.partition.readers import TEXT, shards_of
 from gigl_loader.partition.readers.arrow_files import ParquetTable
-from gigl_loader.partition.readers.shards import shards_of
 from tests.support.command_line import run_here
 
 

@@ -35,9 +35,8 @@ from gigl_loader.cli.table_options import open_tables
 from gigl_loader.graph import Graph
 from gigl_loader.group import RankGroup
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph, open_table, tables_from_pyg
-from gigl_loader.partition.job import Job
+from gigl_loader.partition.job import Job, Stage
 from gigl_loader.partition.runner import Runner
-from gigl_loader.partition.stage import Stage
 from gigl_loader.pyg import GiglSampler
 from gigl_loader.rpc.requests import MAX_INDUCED_NODES
 from gigl_loader.sampling.row_cache import reference_counts

@@ -21,7 +21,7 @@ from gigl_loader.graph import Graph, MemoryFolder
 from gigl_loader.graph.schema import EdgeSplits
 from gigl_loader.partition import ArrayTable, GraphTables, LocalExecutor, NodeTable, build_graph
 from gigl_loader.partition import runner as runner_module
-from gigl_loader.partition.stage import TaskTotals
+from gigl_loader.partition.job import TaskTotals
 from gigl_loader.splits import split_edges
 from tests.support.tables import files_of
 

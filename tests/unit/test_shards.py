@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gigl_loader.partition import ArrayTable, Table
-from gigl_loader.partition.readers.shards import first_rows, read_span, shards_of, stamp_of
+from gigl_loader.partition.readers import first_rows, read_span, shards_of, stamp_of
 from gigl_loader.partition.sources import ColumnOptions, open_table
 from gigl_loader.partition.views import ProjectedTable, Projection, chain
 from tests.support.executors import rich_tables, write_rich_files

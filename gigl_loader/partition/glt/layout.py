@@ -14,8 +14,7 @@ from gigl_loader.arrays import Array, Int64Array, first_true
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE, EdgeType, NodeType
 from gigl_loader.partition.glt.tensors import Rows, Source, saved_tensor, tensor_stream
-from gigl_loader.partition.readers import Kind, Table
-from gigl_loader.partition.readers.shards import numbered
+from gigl_loader.partition.readers import Kind, Table, numbered
 from gigl_loader.partition.views import TableView
 from gigl_loader.regular_files import open_regular
 

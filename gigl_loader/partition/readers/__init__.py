@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
 from gigl_loader.arrays import Array
 from gigl_loader.graph.schema import Column
+
+if TYPE_CHECKING:
+    from gigl_loader.partition.remote_files import RemotePath
 
 Kind = Column | str
 """Contents of a column: numbers of a dtype and row shape, ``TEXT``, or the name of another type of values."""
@@ -67,3 +71,79 @@ def as_texts(array: Array) -> Array:
     if array.dtype.kind == "S":
         array = np.char.decode(array, "utf-8")
     return array.astype(object) if array.dtype.kind == "U" else array
+
+
+@runtime_checkable
+class Shardable(Protocol):
+    """A table that can be cut. Others are read as a whole, by one task."""
+
+    def shards(self, rows: int) -> Sequence[Table]:
+        """Return tables of about ``rows`` rows that have the rows of this one, in order.
+
+        Messages about a row of a shard are those about the row of the whole table.
+        """
+
+
+def shards_of(table: Table, rows: int) -> list[Table]:
+    """Return the shards of a table: itself where it cannot be cut."""
+    return list(table.shards(rows)) if isinstance(table, Shardable) else [table]
+
+
+def stamp_of(table: object) -> object:
+    """Return a value that changes when the rows of a table do, such as size and time of its file.
+
+    ``None`` for a table that has none: name, columns and number of rows must do. Assigners that read tables
+    have one, too.
+    """
+    return getattr(table, "stamp", None)
+
+
+def file_stamp(path: Path | RemotePath) -> tuple[str, int, int]:
+    """Return the name of a file with what changes when its content does: size and time of the last change."""
+    if not isinstance(path, Path):
+        return path.stamp()
+    found = path.stat()
+    return str(path), found.st_size, found.st_mtime_ns
+
+
+def cut(count: int, rows: int) -> Iterator[tuple[int, int]]:
+    """Yield the bounds of pieces of at most ``rows`` rows; one empty piece where there is no row."""
+    for begin in range(0, max(count, 1), max(rows, 1)):
+        yield begin, min(begin + max(rows, 1), count)
+
+
+def first_rows(shards: Sequence[Table]) -> list[int]:
+    """Return where each shard begins in the whole table, and the number of rows."""
+    bounds = [0]
+    for shard in shards:
+        bounds.append(bounds[-1] + shard.num_rows)
+    return bounds
+
+
+def numbered(table: Table, names: Sequence[str], rows: int) -> Iterator[tuple[int, dict[str, Array]]]:
+    """Read a table as ``table.read`` does, and yield each chunk with the number of its first row."""
+    row = 0
+    for chunk in table.read(names, rows):
+        yield row, chunk
+        row += len(chunk[names[0]])
+
+
+def read_span(
+    shards: Sequence[Table], bounds: Sequence[int], begin: int, end: int, *, names: Sequence[str], rows: int
+) -> Iterator[dict[str, Array]]:
+    """Yield these columns of the rows ``[begin, end)`` of a table, at most ``rows`` at a time.
+
+    ``bounds`` are the ``first_rows``. Rows of the first shard before ``begin`` are read and left out.
+    """
+    for shard, low, high in zip(shards, bounds, bounds[1:], strict=False):
+        if high <= begin or low >= end:
+            continue
+        row = low
+        for chunk in shard.read(names, rows):
+            size = len(chunk[names[0]])
+            first, last = max(begin - row, 0), min(end - row, size)
+            if first < last:
+                yield {name: array[first:last] for name, array in chunk.items()}
+            row += size
+            if row >= end:
+                return

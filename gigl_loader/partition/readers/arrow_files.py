@@ -27,9 +27,8 @@ from pyarrow import ipc
 from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.native import crc32c
-from gigl_loader.partition.readers import Kind
+from gigl_loader.partition.readers import Kind, file_stamp
 from gigl_loader.partition.readers.arrow import is_ragged, kind_of, to_numpy
-from gigl_loader.partition.readers.shards import file_stamp
 from gigl_loader.partition.remote_files import RemotePath
 
 _ALL = range(sys.maxsize)

@@ -16,8 +16,7 @@ import numpy as np
 from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column
-from gigl_loader.partition.readers import TEXT, Kind, as_texts
-from gigl_loader.partition.readers.shards import cut, file_stamp
+from gigl_loader.partition.readers import TEXT, Kind, as_texts, cut, file_stamp
 from gigl_loader.tensors import STORAGE_DTYPES
 
 logger = logging.getLogger(__name__)

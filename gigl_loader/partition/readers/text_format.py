@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from gigl_loader.errors import FormatError
-from gigl_loader.partition.foreign_files import foreign_file
+from gigl_loader.partition.refusals import foreign_file
 from gigl_loader.regular_files import open_regular
 
 if TYPE_CHECKING:

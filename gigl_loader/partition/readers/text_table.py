@@ -23,7 +23,7 @@ from pyarrow import compute
 
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column
-from gigl_loader.partition.readers import TEXT, Kind, NewColumn
+from gigl_loader.partition.readers import TEXT, Kind, NewColumn, file_stamp
 from gigl_loader.partition.readers.column_types import (
     INTEGER,
     MARK,
@@ -32,7 +32,6 @@ from gigl_loader.partition.readers.column_types import (
     column_of,
     said,
 )
-from gigl_loader.partition.readers.shards import file_stamp
 from gigl_loader.partition.readers.sql_table import (
     SqlTable,
     alias,

@@ -27,11 +27,9 @@ from gigl_loader.partition.exchange import (
     row_bytes,
     scatter,
 )
-from gigl_loader.partition.job import Budget, Job
-from gigl_loader.partition.readers import Table
-from gigl_loader.partition.readers.shards import first_rows, numbered
+from gigl_loader.partition.job import Budget, Job, Stage
+from gigl_loader.partition.readers import Table, first_rows, numbered
 from gigl_loader.partition.roles import relation_column
-from gigl_loader.partition.stage import Stage
 from gigl_loader.partition.steps.edge_sorter import DistinctPairs, EdgeSorter, Leaf
 from gigl_loader.partition.steps.ids import as_ids, find_all, require_integers
 from gigl_loader.partition.steps.index import check_weights, index_weights

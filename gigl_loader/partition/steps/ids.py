@@ -17,10 +17,8 @@ from gigl_loader.graph.ids import Directory
 from gigl_loader.graph.schema import Column, EdgeType, NodeType, type_name
 from gigl_loader.partition.assigners import Assigner, RangeAssigner
 from gigl_loader.partition.exchange import FileExchange
-from gigl_loader.partition.job import Job
-from gigl_loader.partition.readers import Table
-from gigl_loader.partition.readers.shards import numbered
-from gigl_loader.partition.stage import Results, Stage
+from gigl_loader.partition.job import Job, Results, Stage
+from gigl_loader.partition.readers import Table, numbered
 from gigl_loader.partition.table import GraphTables, is_mask
 from gigl_loader.tensors import STORAGE_DTYPES
 

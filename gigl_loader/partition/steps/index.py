@@ -42,9 +42,8 @@ from gigl_loader.graph.weights import running_sums
 from gigl_loader.native import build_adjacency, crc32c
 from gigl_loader.partition.declared import check_weight_column
 from gigl_loader.partition.executors import WorkPlan
-from gigl_loader.partition.job import Budget, Job, Progress, available_memory
+from gigl_loader.partition.job import Budget, Job, Progress, Results, Stage, available_memory
 from gigl_loader.partition.runner import Runner
-from gigl_loader.partition.stage import Results, Stage
 from gigl_loader.regular_files import open_regular
 from gigl_loader.tensors import ArraySpec, as_float64
 

@@ -16,10 +16,8 @@ from gigl_loader.graph.manifest import ids_path, nodes_path, splits_path
 from gigl_loader.graph.schema import Column, NodeSchema, NodeType, type_name
 from gigl_loader.partition.assigners import Assigner
 from gigl_loader.partition.exchange import Exchange, bucket_numbers, kind_of, scatter
-from gigl_loader.partition.job import Job, PartFiles
-from gigl_loader.partition.readers import Table
-from gigl_loader.partition.readers.shards import first_rows, numbered, read_span
-from gigl_loader.partition.stage import Results, Stage
+from gigl_loader.partition.job import Job, PartFiles, Results, Stage
+from gigl_loader.partition.readers import Table, first_rows, numbered, read_span
 from gigl_loader.partition.steps.ids import assign, find_all, node_ids_of
 from gigl_loader.partition.steps.splits import SplitMarks, mark_splits
 from gigl_loader.partition.table import NODE_ROLES, GraphTables, NodeTable, data_columns

@@ -14,10 +14,8 @@ from gigl_loader.arrays import Array, Bytes, Float32Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.quantization import Quantization, Quantized, encode, scales_of
 from gigl_loader.graph.schema import Column, EdgeType, NodeType, type_name
-from gigl_loader.partition.job import Job
-from gigl_loader.partition.readers import Kind, Table
-from gigl_loader.partition.readers.shards import numbered
-from gigl_loader.partition.stage import nodes_or_edges, run_on_shards
+from gigl_loader.partition.job import Job, nodes_or_edges, run_on_shards
+from gigl_loader.partition.readers import Kind, Table, numbered
 from gigl_loader.partition.table import GraphTables
 from gigl_loader.partition.views import TableView
 

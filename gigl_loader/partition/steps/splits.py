@@ -13,11 +13,9 @@ from gigl_loader.arrays import Array, BoolArray, Int64Array, first_true
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.ids import Directory
 from gigl_loader.graph.schema import Column, EdgeSplits, NodeType, held_out_list, type_name
-from gigl_loader.partition.job import Job
-from gigl_loader.partition.readers import Kind, Table
-from gigl_loader.partition.readers.shards import first_rows, numbered, shards_of
+from gigl_loader.partition.job import Job, run_on_shards
+from gigl_loader.partition.readers import Kind, Table, first_rows, numbered, shards_of
 from gigl_loader.partition.reversed_edges import with_equal_splits
-from gigl_loader.partition.stage import run_on_shards
 from gigl_loader.partition.steps.ids import as_ids, find_all, require_integers
 from gigl_loader.partition.table import SPLIT_MASKS, GraphTables, NodeTable, edge_roles, is_mask
 from gigl_loader.partition.views import ProjectedTable, Projection

@@ -15,8 +15,7 @@ from gigl_loader.graph.schema import Column, NodeType
 from gigl_loader.native import TextIndex
 from gigl_loader.options import MAX_TEXT_ID
 from gigl_loader.partition.job import Job
-from gigl_loader.partition.readers import TEXT, Kind, Table
-from gigl_loader.partition.readers.shards import numbered
+from gigl_loader.partition.readers import TEXT, Kind, Table, numbered
 from gigl_loader.partition.steps.ids import UnknownIds
 from gigl_loader.partition.table import GraphTables, NodeTable, is_mask
 from gigl_loader.partition.views import ProjectedTable, Projection, TableView

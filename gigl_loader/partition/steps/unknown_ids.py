@@ -14,8 +14,7 @@ from gigl_loader.graph.schema import Column, NodeType
 from gigl_loader.partition.array_table import ArrayTable
 from gigl_loader.partition.job import Job
 from gigl_loader.partition.missing_values import missing_label
-from gigl_loader.partition.readers import TEXT, Kind, Table
-from gigl_loader.partition.readers.shards import cut, first_rows, numbered, shards_of
+from gigl_loader.partition.readers import TEXT, Kind, Table, cut, first_rows, numbered, shards_of
 from gigl_loader.partition.refusals import OptionsNeeded, quoted
 from gigl_loader.partition.steps.ids import named_ids, node_ids_of
 from gigl_loader.partition.steps.text_ids import IdColumn, id_columns

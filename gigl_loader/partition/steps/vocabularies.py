@@ -14,12 +14,10 @@ from gigl_loader.graph.ids import TextIds
 from gigl_loader.graph.manifest import vocabulary_path
 from gigl_loader.graph.schema import Column, EdgeType, NodeType, VocabularyFile, is_hidden_list, type_name
 from gigl_loader.native import TextIndex
-from gigl_loader.partition.job import Job
-from gigl_loader.partition.readers import LIST_DELIMITER, TEXT_LISTS, Kind, Table
-from gigl_loader.partition.readers.shards import numbered
+from gigl_loader.partition.job import Job, nodes_or_edges, run_on_shards
+from gigl_loader.partition.readers import LIST_DELIMITER, TEXT_LISTS, Kind, Table, numbered
 from gigl_loader.partition.refusals import quoted, type_text
 from gigl_loader.partition.roles import relation_column
-from gigl_loader.partition.stage import nodes_or_edges, run_on_shards
 from gigl_loader.partition.table import Encoding, GraphTables, NodeTable, of_relation
 from gigl_loader.partition.views import TableView
 
