@@ -104,6 +104,8 @@ def _function(item: pytest.Item) -> bytes:
 @pytest.fixture
 def no_leftovers() -> Iterator[None]:
     """Fail the test if a process, file descriptor or shared memory outlives it."""
+    if sources := sys.modules.get("tests.support.sources"):
+        sources.small_graph()  # Once, for all tests, whichever of them is the first.
     before = Leftovers.now()
     yield
     before.check()

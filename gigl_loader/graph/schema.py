@@ -6,6 +6,7 @@ import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeAlias
 from urllib.parse import quote
 
@@ -41,6 +42,7 @@ _WIDE = 2**31
 _ID_KINDS = ("identity", "dense", "sparse")
 
 
+@lru_cache(maxsize=4096)
 def type_name(kind: NodeType | EdgeType) -> str:
     """Return a name for a node or edge type that is safe in file and array names, and unambiguous."""
     parts = (kind,) if isinstance(kind, str) else kind

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+_FIRST_OF_DATA = ("x", "edge_index", "edge_attr", "y", "pos", "time")
+
+
 class Collator:
     """Makes the batches of one run: ``Data`` for a homogeneous graph, else ``HeteroData``."""
 
@@ -100,7 +103,11 @@ class Collator:
         attributes["num_sampled_nodes"] = _padded(nodes_per_hop, self._num_hops + 1)
         if self._edges_by_hop:
             attributes["num_sampled_edges"] = _padded(edges_per_hop, self._num_hops)
-        return Data.from_dict(attributes)
+        data = Data()
+        # In the order of ``Data(**attributes)``, which takes 10 us to set each.
+        first = {name: attributes.pop(name) for name in _FIRST_OF_DATA if name in attributes}
+        data.stores[0].update(first | attributes)
+        return data
 
     def _hetero_data(self, tensors: FrameTensors) -> HeteroData:
         data = HeteroData()

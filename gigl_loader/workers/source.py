@@ -18,7 +18,7 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from gigl_loader.channel.frame import Failure
+from gigl_loader.channel.frame import Failure, Frame
 from gigl_loader.channel.ring import RingLayout
 from gigl_loader.errors import FormatError, SamplingError, WorkerDied, add_note
 from gigl_loader.processes import is_stopped
@@ -26,6 +26,7 @@ from gigl_loader.resources import address_bytes, naming_channel, naming_process_
 from gigl_loader.retry import Backoff
 from gigl_loader.sampling.request import entry_bytes
 from gigl_loader.sampling.source import check_epoch, features_told
+from gigl_loader.tensors import Layout
 from gigl_loader.workers.config import WorkerConfig
 from gigl_loader.workers.frame_limit import FrameLimit
 from gigl_loader.workers.handle import WorkerHandle, statistics
@@ -34,7 +35,6 @@ from gigl_loader.workers.process import check_start_method, collect_stacks
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gigl_loader.channel.frame import Frame
     from gigl_loader.graph.graph import Graph
     from gigl_loader.options import WorkerOptions
     from gigl_loader.sampling.feature_memory import FeatureMemory
@@ -131,8 +131,6 @@ class WorkerSource:
         self._graph = graph  # Its files stay open: a restarted worker opens them again.
         self._deferred = deferred
         self._ranks = ranks
-        whole = plan.frame(graph.schema)
-        self._frame = whole.with_deferred_features() if deferred else whole
         self._schedule = schedule
         self._shared = shared
         self._options = options
@@ -340,7 +338,7 @@ class WorkerSource:
         self._position = batch + 1
         memory = delivery.handle.hand_out(delivery)
         self._hand_out()
-        frame = self._frame.parse(memory)
+        frame = Frame(memory, Layout.read(memory))  # Of our own process: checked as it was made.
         if (frame.epoch, frame.batch) != (self._epoch, batch):
             raise FormatError(f"frame: batch {frame.batch} of epoch {frame.epoch} in place of {batch}")
         try:

@@ -123,6 +123,8 @@ def test_a_homogeneous_frame_becomes_data_with_every_attribute(kind: str) -> Non
     assert batch.num_nodes == 3
     assert batch.num_edges == 2
     assert batch.validate()
+    made = Data.from_dict(batch.to_dict())
+    assert (str(batch), list(batch.to_dict())) == (str(made), list(made.to_dict()))
 
 
 def test_tensors_of_the_host_alias_the_frame() -> None:

@@ -53,6 +53,19 @@ def test_parsing_a_planned_layout_gives_it_back(
         assert parsed.offsets[name] == planned.offsets[name]
 
 
+@given(st.dictionaries(_names, _specs, max_size=8), st.dictionaries(_names, st.text(max_size=9), max_size=3))
+def test_what_this_program_laid_out_is_read_as_by_the_parser(
+    specs: dict[str, ArraySpec], metadata: dict[str, str]
+) -> None:
+    planned = Layout.plan(specs, metadata)
+    buffer = np.zeros(planned.nbytes, np.uint8)
+    buffer[: len(planned.header)] = np.frombuffer(planned.header, np.uint8)
+    assert Layout.read(buffer) == Layout.parse(buffer)
+    if planned.nbytes > len(planned.header):
+        with pytest.raises(FormatError, match=f"end at byte {planned.nbytes} of a buffer"):
+            Layout.read(buffer[:-1])
+
+
 @given(st.dictionaries(_names, _specs, max_size=8))
 def test_every_array_is_aligned_to_the_largest_power_of_two_in_its_size(specs: dict[str, ArraySpec]) -> None:
     layout = Layout.plan(specs)
