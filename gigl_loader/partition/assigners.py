@@ -117,7 +117,7 @@ def assigner_named(assigner: AnyAssigner) -> Assigner | GraphAssigner:
     """Return the assigner of that name or by these tables, or the one given."""
     if isinstance(assigner, str) and assigner in ASSIGNERS:
         return ASSIGNERS[assigner]()
-    if isinstance(assigner, str) and not _is_file(assigner):
+    if isinstance(assigner, str) and not (Path(assigner).suffix in _TABLES or Path(assigner).exists()):
         raise ValueError(
             f"unknown assigner {assigner!r}; known: {', '.join(ASSIGNERS)}, or a table of owners "
             "(.parquet, .npy, .csv)"
@@ -127,10 +127,6 @@ def assigner_named(assigner: AnyAssigner) -> Assigner | GraphAssigner:
 
         return owners_from_files(assigner)
     return assigner
-
-
-def _is_file(text: str) -> bool:
-    return Path(text).suffix in _TABLES or Path(text).exists()
 
 
 def _mix64(ids: Int64Array) -> npt.NDArray[np.uint64]:

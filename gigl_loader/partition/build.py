@@ -349,7 +349,8 @@ def converted(job: Job, tables: GraphTables) -> Iterator[None]:
 
     Raises what the first of them that fails raised.
     """
-    found = _convertible(tables)
+    readers = {id(reader): reader for _, table in tables.all_tables() for reader in readers_of(table)}
+    found: list[Any] = [reader for reader in readers.values() if hasattr(reader, "convert")]
     directory = job.shared_directory("tables") if found else None
     if directory is None:  # Each task reads the sources.
         yield
@@ -360,12 +361,6 @@ def converted(job: Job, tables: GraphTables) -> Iterator[None]:
     finally:
         for table in found:
             table.forget()
-
-
-def _convertible(tables: GraphTables) -> list[Any]:
-    """Return the readers that can be converted, each once."""
-    readers = {id(reader): reader for _, table in tables.all_tables() for reader in readers_of(table)}
-    return [reader for reader in readers.values() if hasattr(reader, "convert")]
 
 
 def _convert(job: Job, tables: list[Any], directory: Path) -> None:

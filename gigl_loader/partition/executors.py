@@ -128,7 +128,11 @@ class LocalExecutor:
             ended = connection.wait(list(busy), _POLL_SECONDS)
             found += [self._ended(busy[link]) for link in ended]  # type: ignore[index]
             if not found:
-                found += [self._given_up(worker) for worker in busy.values() if worker.is_stuck()]
+                for worker in [each for each in busy.values() if each.is_stuck()]:
+                    assert worker.task is not None
+                    lost = Lost(f"process {worker.pid} was stopped by a signal, and is given up")
+                    found.append((worker.task, lost))
+                    self._remove(worker)
         self._dispatch()
         return found
 
@@ -182,12 +186,6 @@ class LocalExecutor:
             return task, Lost(f"process {worker.pid} {describe_status(worker.end())}")
         worker.task = None
         return task, data
-
-    def _given_up(self, worker: _Worker) -> tuple[int, Lost]:
-        task = worker.task
-        assert task is not None
-        self._remove(worker)
-        return task, Lost(f"process {worker.pid} was stopped by a signal, and is given up")
 
     def _remove(self, worker: _Worker) -> None:
         self._workers.remove(worker)

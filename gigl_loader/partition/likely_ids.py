@@ -55,7 +55,8 @@ def likely_ids(tables: GraphTables, node_type: NodeType) -> LikelyIds | None:
     for table, name in _candidates(tables, node_type, entry.rows):
         is_own, kind = squeezed(name) in own, table.columns[name]
         usable = are_integers(kind) or (kind == TEXT and not is_end)
-        reading = _reading(table, name) if usable or (is_own and _is_decimal(kind)) else None
+        is_decimal = isinstance(kind, Column) and not kind.shape and kind.dtype in ("F32", "F64")
+        reading = _reading(table, name) if usable or (is_own and is_decimal) else None
         if reading == "row numbers":
             return None
         if reading == "distinct" or (reading is not None and is_own):
@@ -69,7 +70,8 @@ def likely_key(other: Table, names: Iterable[str], ids: Array) -> str | None:
     It has values of its own in each row, most of which are ``ids``, not in their order.
     """
     for name in names:
-        if _is_role(name) or not (other.columns[name] == TEXT or are_integers(other.columns[name])):
+        is_role = squeezed(name) in ("y", "label", "split") or name in SPLIT_MASKS
+        if is_role or not (other.columns[name] == TEXT or are_integers(other.columns[name])):
             continue
         values = _first_values(other, name)
         in_order = np.array_equal(values, ids[: len(values)])
@@ -81,10 +83,6 @@ def likely_key(other: Table, names: Iterable[str], ids: Array) -> str | None:
 def first_ids(table: Table, name: str | None) -> Array:
     """Return the first ids of a table: of the column ``name``, or the row numbers."""
     return np.arange(min(table.num_rows, _DISTINCT)) if name is None else _first_values(table, name)
-
-
-def _is_role(name: str) -> bool:
-    return squeezed(name) in ("y", "label", "split") or name in SPLIT_MASKS
 
 
 def words_in(name: str) -> set[str]:
@@ -102,10 +100,6 @@ def may_be_ids(table: Table, name: str) -> bool:
     """Return whether a column has integers or texts, each once as far as the first rows tell."""
     kind = table.columns[name]
     return (kind == TEXT or are_integers(kind)) and _reading(table, name) in ("row numbers", "distinct")
-
-
-def _is_decimal(kind: Kind) -> bool:
-    return isinstance(kind, Column) and not kind.shape and kind.dtype in ("F32", "F64")
 
 
 def _own_names(tables: GraphTables, node_type: NodeType) -> set[str]:

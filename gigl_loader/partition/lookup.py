@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 _ROWS = 1 << 16
 _TEXTS = pa.large_string()
+_TWICE = "SELECT id, min(place), max(place) FROM rows GROUP BY id HAVING count(*) > 1 ORDER BY 2 LIMIT 1"
 _ID = "id of the row"
 """Column of a looked-up table that its view does not show."""
 
@@ -77,20 +78,15 @@ def _looked_up(
         try:
             _insert(connection, "ids", _ids(table, ids[0]))
             _insert(connection, "rows", _rows(other, ids[1], names))
-            _refuse_twice(connection, other, ids[1])
+            for value, *places in connection.execute(_TWICE).fetchall():
+                first, last = (other.where(ids[1], place) for place in places)
+                raise FormatError(f"{last}: id {value!r} is also in {first}")
             _check_unknown(connection, table, other, ids=ids, drops=drops_unknown)
             columns = ["ids.id", *map(alias, range(len(names)))]
             select = f"SELECT {', '.join(columns)} FROM ids LEFT JOIN rows USING (id) ORDER BY ids.place"
             return ArrowStreamTable(_named(connection.sql(select), [_ID, *names]), other.name)
         except sql_errors() as error:
             raise FormatError(f"{other.name}: cannot be looked up by id: {shortened(error)}") from None
-
-
-def _refuse_twice(connection: Any, other: Table, name: str) -> None:
-    select = "SELECT id, min(place), max(place) FROM rows GROUP BY id HAVING count(*) > 1 ORDER BY 2 LIMIT 1"
-    for value, *places in connection.execute(select).fetchall():
-        first, last = (other.where(name, place) for place in places)
-        raise FormatError(f"{last}: id {value!r} is also in {first}")
 
 
 def _check_unknown(

@@ -166,8 +166,8 @@ def foreign_file(path: object, ending: str) -> ForeignFile | None:
         return ForeignFile(f"{path}: an archive: unpack it")
     if (found := next((each for endings, each in _FORMATS.items() if ending in endings), None)) is None:
         return None
-    if found is _NPZ and isinstance(path, Path) and _is_sparse(path):
-        found = _SPARSE
+    if found is _NPZ and isinstance(path, Path) and zipfile.is_zipfile(path):
+        found = _SPARSE if "format.npy" in zipfile.ZipFile(path).namelist() else _NPZ
     danger = ": they can run code, and are never loaded here" if ending in _PICKLES else ""
     return ForeignFile(f"{path}: no reader for {found.name}{danger}; in Python:", found.program(str(path)))
 
@@ -184,7 +184,3 @@ def foreign_directory(path: str, files: Iterable[tuple[str, ...]]) -> ForeignFil
             program = _ICEBERG.program("/".join((path, *parts)))
             return ForeignFile(f"{path}: no reader for {_ICEBERG.name}; in Python:", program)
     return None
-
-
-def _is_sparse(path: Path) -> bool:
-    return zipfile.is_zipfile(path) and "format.npy" in zipfile.ZipFile(path).namelist()

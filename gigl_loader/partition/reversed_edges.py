@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from gigl_loader.graph.reverses import reverse_name, reverses_of
 from gigl_loader.graph.schema import EdgeSplits, EdgeType
@@ -34,35 +34,23 @@ def with_reverse_edges(
         for kind in sorted(tables.edges, key=lambda each: len(each[1])):
             if kind not in wanted.values():
                 wanted.setdefault(kind, kind if kind[0] == kind[2] else reverse_name(kind))
-    edges = dict(tables.edges)
-    weights, times, splits = dict(tables.weights), dict(tables.times), dict(tables.splits)
-    quantize, encode = dict(tables.quantize), dict(tables.encode)
+    edges, splits = dict(tables.edges), dict(tables.splits)
+    alike: dict[str, Any] = {
+        name: dict(getattr(tables, name)) for name in ("weights", "times", "quantize", "encode")
+    }
     for kind, reverse in wanted.items():
         _check_reverse(tables, kind, reverse, wanted)
         if kind in splits or reverse in splits:
             splits |= _split_alike(kind, reverse, splits)
         if reverse in tables.edges and reverse != kind:
             continue
-        edges[reverse] = _both_ways(tables.edges[kind]) if reverse == kind else _reversed(tables.edges[kind])
-        if kind in weights:
-            weights[reverse] = weights[kind]
-        if kind in times:
-            times[reverse] = times[kind]
-        if kind in quantize:
-            quantize[reverse] = quantize[kind]
-        if kind in encode:
-            encode[reverse] = encode[kind]
+        turned = _reversed(tables.edges[kind])
+        edges[reverse] = chain([tables.edges[kind], turned]) if reverse == kind else turned
+        for each in alike.values():
+            if kind in each:
+                each[reverse] = each[kind]
     declared = {reverse: kind for kind, reverse in wanted.items()} | wanted
-    return replace(
-        tables,
-        edges=edges,
-        weights=weights,
-        times=times,
-        splits=splits,
-        quantize=quantize,
-        encode=encode,
-        reverses=declared,
-    )
+    return replace(tables, edges=edges, splits=splits, reverses=declared, **alike)
 
 
 def with_declared_reverses(tables: GraphTables, reverses: Mapping[EdgeType, EdgeType]) -> GraphTables:
@@ -126,7 +114,3 @@ def _check_reverse(
 def _reversed(table: Table) -> Table:
     swapped = {"src": "dst", "dst": "src"}
     return ProjectedTable(table, {name: Projection((swapped.get(name, name),)) for name in table.columns})
-
-
-def _both_ways(table: Table) -> Table:
-    return chain([table, _reversed(table)])

@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal
 
 from gigl_loader.graph.quantization import Quantization
@@ -31,7 +32,7 @@ from gigl_loader.partition.readers import TEXT, TEXT_LISTS, Kind, Table, stamp_o
 from gigl_loader.partition.refusals import type_text
 from gigl_loader.partition.roles import Role, relation_column
 from gigl_loader.partition.sources import is_stream, open_table
-from gigl_loader.partition.typed_rows import names_types_in_rows, tables_by_type
+from gigl_loader.partition.typed_rows import tables_by_type
 
 NODE_ROLES = ("id", "split")
 """Columns of a node table that are not data: the node id, and the name of the node's split."""
@@ -41,6 +42,10 @@ SPLIT_MASKS: Mapping[str, str] = {"train_mask": "train", "val_mask": "val", "tes
 
 EDGE_ROLES = ("src", "dst", "id")
 """Columns of an edge table that are not data: the ends and the edge id."""
+_CHOICES: Mapping[str, Sequence[str]] = {
+    "unknown_ids": ("error", "drop", "add"),
+    **dict.fromkeys(("duplicates", "self_loops"), ("keep", "drop")),
+}
 
 
 def of_relation(edge_type: EdgeType, text: str) -> EdgeType:
@@ -147,16 +152,16 @@ class GraphTables:
             if wrong := [each for each in given if not is_edge_type(each) or len(each) != 3]:
                 raise TypeError(f"{name}: a type is (source, relation, destination), got {wrong[0]!r}")
             found = {each: _opened(table, f"{name} of type {each}", "edges") for each, table in given.items()}
-            by_type = {kind: each for kind, table in found.items() for kind, each in _typed(kind, table)}
-            object.__setattr__(self, name, by_type)
+            by_type = [tables_by_type(kind, table).items() for kind, table in found.items()]
+            object.__setattr__(self, name, dict(chain.from_iterable(by_type)))
         for node_type, entry in self.nodes.items():
             if not isinstance(entry, NodeTable):
                 raise TypeError(f"nodes of type {node_type!r} must be a NodeTable(...), got {entry!r:.100}")
         if not self.edges and not self.nodes:
             raise ValueError("a graph needs at least one table of edges or nodes")
-        _require_one_of("unknown_ids", self.unknown_ids, ("error", "drop", "add"))
-        _require_one_of("duplicates", self.duplicates, ("keep", "drop"))
-        _require_one_of("self_loops", self.self_loops, ("keep", "drop"))
+        wrong_choices = [name for name, known in _CHOICES.items() if getattr(self, name) not in known]
+        for name in wrong_choices:
+            raise ValueError(f"{name} is one of {', '.join(_CHOICES[name])}, got {getattr(self, name)!r}")
         ends = {end for kind in self.lists for end in (kind[0], kind[2])}
         for node_type, entry in self.nodes.items():
             is_known = entry.rows is not None or entry.count is not None or node_type in ends
@@ -191,8 +196,10 @@ class GraphTables:
             self._check_quantized(each, columns)
         for each, encodings in self.encode.items():
             columns_of = known_columns(self.nodes, self.edges).get(each, {})
-            if wrong := [name for name, how in encodings.items() if not _holds_texts(columns_of, name, how)]:
-                raise ValueError(f"{each} has no column {wrong[0]!r} of texts to encode")
+            for name, how in encodings.items():
+                held = columns_of.get(name)
+                if held != TEXT and not (how.multi_hot and held == TEXT_LISTS):
+                    raise ValueError(f"{each} has no column {name!r} of texts to encode")
 
     @property
     def encodings(self) -> dict[NodeType | EdgeType, dict[str, Encoding]]:
@@ -296,15 +303,6 @@ class GraphTables:
         return set(self.edges) <= {HOMOGENEOUS_EDGE} and self.node_types == (HOMOGENEOUS_NODE,)
 
 
-def _holds_texts(columns: Mapping[str, Kind], name: str, how: Encoding) -> bool:
-    return columns.get(name) == TEXT or (how.multi_hot and columns.get(name) == TEXT_LISTS)
-
-
-def _require_one_of(name: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} is one of {', '.join(known)}, got {value!r}")
-
-
 def _sorted(times: Mapping[NodeType | EdgeType, tuple[str, ...]]) -> list[tuple[str, tuple[str, ...]]]:
     return sorted((type_name(kind), names) for kind, names in times.items())
 
@@ -353,11 +351,6 @@ def unkept_columns(table: Table, roles: Sequence[str]) -> dict[str, Kind]:
         for name, kind in table.columns.items()
         if name not in roles and (not name or not isinstance(kind, Column))
     }
-
-
-def _typed(kind: EdgeType, table: Table) -> Iterator[tuple[EdgeType, Table]]:
-    """Yield a table with its type, or those of the types that its rows name."""
-    yield from (tables_by_type(kind, table) if names_types_in_rows(kind, table) else {kind: table}).items()
 
 
 def _opened(table: Any, what: str, role: Role) -> Any:

@@ -213,14 +213,10 @@ def do_tasks(link: socket.socket) -> None:
                     if not path:
                         leave_with(request["parent"])
                     if opened is None or path != request["stage"]:
-                        opened, path = _opened_from(request["stage"]), request["stage"]
+                        with Path(request["stage"]).open("rb") as file:  # The parent keeps it private.
+                            opened = OpenedStage(pickle.load(file), pickle.load(file))
+                        path = request["stage"]
                     result = opened.do(request["task"])
             except Exception as error:
                 result = packed_error(error)
             pipe.send_bytes(result)
-
-
-def _opened_from(path: str) -> OpenedStage:
-    """Open a stage from a file that the parent keeps private."""
-    with Path(path).open("rb") as file:
-        return OpenedStage(pickle.load(file), pickle.load(file))

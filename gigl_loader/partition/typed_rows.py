@@ -19,31 +19,24 @@ _MAX_PAIRS = 1024
 _ROWS = 1 << 16
 
 
-def names_types_in_rows(kind: EdgeType, table: Table) -> bool:
-    """Return whether an end of the type of a table is a column: ``("@x_type", "binds", "@y_type")``.
-
-    Of arrays, which may be those of a graph, only where they have such a column.
-    """
-    columns = [end[1:] for end in (kind[0], kind[2]) if end.startswith("@") and len(end) > 1]
-    in_memory = isinstance(reader_of(table), ArrayTable)
-    return any(not in_memory or name in table.columns for name in columns)
-
-
 def tables_by_type(kind: EdgeType, table: Table) -> dict[EdgeType, Table]:
     """Return a table for each pair of types of ends that the rows name, in the order of the types.
 
-    ``kind`` has the columns of the types as its ends, each with ``@``; an end may be a type instead. The
-    tables have no columns of types. ``FormatError`` for a missing column, one without texts, a row without a
-    type, and more than 1,024 pairs.
+    An end of ``kind`` is a column of types, with ``@``, or a type: ``("@x_type", "binds", "@y_type")``. Of
+    arrays, which may be those of a graph, it is a column only where they have one. Without such an end, there
+    is one table. The tables have no columns of types. ``FormatError`` for a missing column, one without
+    texts, a row without a type, and more than 1,024 pairs.
     """
     columns = {end: kind[end][1:] for end in (0, 2) if kind[end].startswith("@") and len(kind[end]) > 1}
-    for name in columns.values():
+    names = list(dict.fromkeys(columns.values()))
+    if not names or (isinstance(reader_of(table), ArrayTable) and table.columns.keys().isdisjoint(names)):
+        return {kind: table}
+    for name in names:
         held = table.columns.get(name)
         if held != TEXT:
             listed = ", ".join(map(repr, table.columns))
             what = "no such column" if held is None else f"no texts: read them as texts (--dtype {name}=text)"
             raise FormatError(f"{table.name}, column {name!r} of types: {what}; columns: {listed}")
-    names = list(dict.fromkeys(columns.values()))
     pairs: set[tuple[str, ...]] = set()
     for row, chunk in numbered(table, names, _ROWS):
         pairs.update(zip(*(chunk[name].tolist() for name in names), strict=True))

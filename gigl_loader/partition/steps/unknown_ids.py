@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gigl_loader.arrays import Array, BoolArray, Int64Array
+from gigl_loader.arrays import Array, Int64Array
 from gigl_loader.graph.ids import Directory, TextIds
 from gigl_loader.graph.schema import Column, NodeType
 from gigl_loader.partition.array_table import ArrayTable
@@ -100,7 +100,8 @@ def _unknown_in(
     shown: dict[str | int, None] = {}
     for row, chunk in numbered(column.table, [column.name], _ROWS):
         values = chunk[column.name]
-        unknown = np.flatnonzero(_are_unknown(values, texts, directory))
+        numbers = values.astype(np.int64, copy=False) if texts is None else texts.find(values.tolist())
+        unknown = np.flatnonzero(directory.find(numbers) < 0)
         if len(unknown) and not count:
             place = column.table.where(column.name, row + int(unknown[0]))
         count += len(unknown)
@@ -113,11 +114,6 @@ def _unknown_in(
     more = f" and in {count - 1:,} more rows" + (f": {listed}" if rest else "") if count > 1 else ""
     line = f"{place}: unknown node id {first} of type {node_type!r}{more}"
     return UnknownColumn(line, column.table, node_type, count)
-
-
-def _are_unknown(values: Array, texts: TextIds | None, directory: Directory) -> BoolArray:
-    numbers = values.astype(np.int64, copy=False) if texts is None else texts.find(values.tolist())
-    return directory.find(numbers) < 0
 
 
 def add_unknown_nodes(job: Job, tables: GraphTables, known: Mapping[NodeType, Directory]) -> GraphTables:

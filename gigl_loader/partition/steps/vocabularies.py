@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,7 +49,7 @@ def encode_columns(job: Job, given: GraphTables) -> tuple[GraphTables, Vocabular
         assert table is not None
         encodings = {name: _delimited(table, name, how) for name, how in wanted.items()}
         texts = {name: _vocabulary(job, kind, table, name, how) for name, how in encodings.items()}
-        large = {name: _in_file(job, each, files) for name, each in texts.items() if _is_large(each)}
+        large = {name: _in_file(job, each, files) for name, each in texts.items() if _needs_file(each)}
         encoded = EncodedTable(table, encodings, {**texts, **large})
         if isinstance(kind, str):
             nodes[kind] = replace(nodes[kind], rows=encoded)
@@ -67,12 +67,9 @@ def schema_entries(found: Mapping[str, tuple[str, ...] | VocabularyFile]) -> dic
     return {"vocabularies": texts, "vocabulary_files": files}
 
 
-def _is_large(texts: Sequence[str]) -> bool:
-    return len(texts) > _MAX_TEXTS or _num_bytes(texts) > _MAX_BYTES
-
-
-def _num_bytes(texts: Iterable[str]) -> int:
-    return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+def _needs_file(texts: Sequence[str]) -> bool:
+    num_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+    return len(texts) > _MAX_TEXTS or num_bytes > _MAX_BYTES
 
 
 def _in_file(job: Job, texts: tuple[str, ...], files: dict[tuple[str, ...], TextIds]) -> TextIds:
