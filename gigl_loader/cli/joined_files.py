@@ -13,7 +13,7 @@ from gigl_loader.partition.readers.npy_table import NpyTable
 from gigl_loader.partition.refusals import OptionsNeeded, quoted, type_text
 from gigl_loader.partition.roles import Role
 from gigl_loader.partition.side_by_side import beside
-from gigl_loader.partition.sources import ColumnOptions, is_left_out, new_columns, open_files
+from gigl_loader.partition.sources import ColumnOptions, new_columns, open_files, why_left_out
 from gigl_loader.partition.views import ProjectedTable, Projection, reader_of
 
 
@@ -38,7 +38,7 @@ def with_joined(
         of_other = replace(options, csv=replace(options.csv, columns=()))
         other = open_files(spec, role="nodes", options=of_other)
         _require_header(other)
-        left_out = {name for name in table.columns if is_left_out(name, options)}
+        left_out = {name for name in table.columns if why_left_out(name, options)}
         if not left_out.isdisjoint(other.columns):
             kept = [name for name in other.columns if name not in left_out]
             other = ProjectedTable(other, {name: Projection((name,)) for name in kept})
@@ -53,7 +53,7 @@ def with_joined(
 def _id_of(table: Table, role: Role, options: ColumnOptions) -> str | None:
     """Return the column of a table that is its id."""
     columns = new_columns(list(table.columns), role=role, options=options)
-    found = [name for name, new in columns.items() if new.name == "id" and not is_left_out(name, options)]
+    found = [name for name, new in columns.items() if new.name == "id" and not why_left_out(name, options)]
     return found[0] if found else None
 
 
@@ -61,7 +61,7 @@ def _require_order(table: Table, other: Table, own_id: str | None, options: Colu
     """Raise ``OptionsNeeded`` for a file read row by row that has a column of ids."""
     if isinstance(reader_of(other), (ArrayTable, NpyTable)):
         return
-    names = [name for name in other.columns if not is_left_out(name, options)]
+    names = [name for name in other.columns if not why_left_out(name, options)]
     shared = next((name for name in names if own_id is None and name in table.columns), None)
     if shared is not None and may_be_ids(other, shared):
         key: str | None = shared

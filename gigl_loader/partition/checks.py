@@ -225,7 +225,9 @@ def _find_missing_ids(tables: GraphTables, node_type: NodeType, rows: Table, fau
     """Add nodes without ``id`` where the first line is a row, or where a column looks like ids."""
     if first_line := _first_row(rows, ends=False):
         _find_no_header(faults, node_type, rows, first_line)
-        names = _node_columns(rows)
+        names = [f"column{at}" for at in range(1, 1 + len(reader_of(rows).columns))]
+        if may_be_ids(reader_of(rows), next(iter(reader_of(rows).columns))):
+            names[0] = "id"
         faults.options += ["--csv-columns", option_for(tables, node_type, ",".join(names))]
         if names[0] != "id":
             faults.options += ["--stack", option_for(tables, node_type, "x=column*", typed=True)]
@@ -240,13 +242,6 @@ def _find_missing_ids(tables: GraphTables, node_type: NodeType, rows: Table, fau
         faults.options += ["--rename", option_for(tables, node_type, f"{old}=id")]
     elif node_type not in faults.texts:
         _find_ids_by_another_name(tables, node_type, rows, faults)
-
-
-def _node_columns(rows: Table) -> list[str]:
-    """Return names for the columns of nodes without a header. The first are ids if they can be."""
-    names = list(reader_of(rows).columns)
-    first = "id" if may_be_ids(reader_of(rows), names[0]) else "column1"
-    return [first, *(f"column{at}" for at in range(2, 1 + len(names)))]
 
 
 def _find_ids_by_another_name(tables: GraphTables, node_type: NodeType, rows: Table, faults: _Faults) -> None:
@@ -331,7 +326,11 @@ def _shares_values(reader: Table, at: int) -> bool:
 def _likely_ends(kind: EdgeType, table: Table, missing: Sequence[str]) -> dict[str, str]:
     """Return which columns may be the missing ends or relation, by their names, else by their order."""
     roles = edge_roles(kind)
-    free = [name for name, each in table.columns.items() if name not in roles and _may_be_ids(each)]
+    free = [
+        name
+        for name, each in table.columns.items()
+        if name not in roles and (each == TEXT or are_integers(each))
+    ]
     found: dict[str, str] = {}
     for by_name in (True, False):
         for end in missing:
@@ -348,10 +347,6 @@ def _likely_ends(kind: EdgeType, table: Table, missing: Sequence[str]) -> dict[s
                 found[fitting[0]] = end
                 free.remove(fitting[0])
     return found if len(found) == len(missing) else {}
-
-
-def _may_be_ids(kind: Kind) -> bool:
-    return kind == TEXT or are_integers(kind)
 
 
 def _find_strange_ids(tables: GraphTables, faults: _Faults) -> None:
@@ -461,13 +456,10 @@ def _find_unkept_columns(tables: GraphTables, faults: _Faults) -> None:
             faults.problems.append(f"{table.name}, column {name!r}: {what}")
         elsewhere = {name for other, (each, _) in given.items() if other != kind for name in each.columns}
         vectors = [name for name in unkept if _holds_vectors(table, name)]
-        for name in vectors:
-            named = quoted(source_of(table, name))
-            faults.options += ["--vector", option_for(tables, kind, named, typed=name in elsewhere)]
         categories = [name for name in unkept if name not in vectors and _holds_categories(table, name)]
-        for name in categories:
-            named = quoted(source_of(table, name))
-            faults.options += ["--encode", option_for(tables, kind, named, typed=name in elsewhere)]
+        for name in (*vectors, *categories):
+            named = option_for(tables, kind, quoted(source_of(table, name)), typed=name in elsewhere)
+            faults.options += ["--vector" if name in vectors else "--encode", named]
         if left := [name for name in unkept if name not in vectors and name not in categories]:
             listed = ",".join(quoted(source_of(table, name)) for name in left)
             dropped[option_for(tables, kind, listed, typed=not elsewhere.isdisjoint(left))] = None

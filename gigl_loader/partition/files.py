@@ -351,10 +351,7 @@ def _open_npy(spec: str, parts: Sequence[str], role: str) -> Table:
         if not path.exists():
             raise FileNotFoundError(2, "no such file", str(path))
         columns[name] = path
-    if role == "edges" and len(columns) == 1:
-        return edge_index_table(next(iter(columns.values())))
-    if role == "ids" and len(columns) == 1:
-        return npy_table(spec, {"id": next(iter(columns.values()))})
-    if role == "owners" and len(columns) == 1:
-        return npy_table(spec, {"part": next(iter(columns.values()))})
-    return npy_table(spec, columns)
+    if len(columns) == 1 and role == "edges":
+        return edge_index_table(*columns.values())
+    only = {"ids": "id", "owners": "part"}.get(role)
+    return npy_table(spec, {only: path} if len(columns) == 1 and only else columns)

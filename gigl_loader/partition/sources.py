@@ -193,7 +193,8 @@ def _require_columns(table: Table, missing: Sequence[str], purpose: str, known: 
     """Raise ``ValueError`` that lists the columns, or patterns, that a table lacks."""
     if missing:
         names = " and none ".join(map(repr, missing))
-        raise ValueError(f"{table.name}: no column {names} {purpose}; columns: {_listed(known)}")
+        listed = ", ".join(map(repr, known)) or "none"
+        raise ValueError(f"{table.name}: no column {names} {purpose}; columns: {listed}")
 
 
 def _tell(table: Table, left_out: Mapping[str, str], options: ColumnOptions) -> None:
@@ -219,11 +220,6 @@ def why_left_out(name: str, options: ColumnOptions = ColumnOptions()) -> str | N
     if _PANDAS_INDEX.fullmatch(name):
         return "an index of pandas"
     return "which its header says to ignore" if is_ignored(name) else None
-
-
-def is_left_out(name: str, options: ColumnOptions) -> bool:
-    """Return whether a column of a file is left out, by options or as an index of pandas."""
-    return why_left_out(name, options) is not None
 
 
 def _text_reader(role: Role, options: ColumnOptions) -> OpenText:
@@ -289,7 +285,3 @@ def _unmatched(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _listed(names: Mapping[str, object]) -> str:
-    return ", ".join(map(repr, names)) or "none"

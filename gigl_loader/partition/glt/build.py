@@ -275,10 +275,6 @@ class _Import:
             return table
         if in_order:
             return TensorTable({**edges.columns, "edge_attr": features.rows})
-        self._hold(_INDEX_BYTES * size, f"the order of the edges of {features.ids.path}")
+        self.budget.require(_INDEX_BYTES * size, f"the order of the edges of {features.ids.path}")
+        self.held_bytes = max(self.held_bytes, _INDEX_BYTES * size)  # Only one table is read at a time.
         return JoinedTable(table, features)
-
-    def _hold(self, nbytes: int, what: str) -> None:
-        """Count memory that a table takes while it is read. Only one table is read at a time."""
-        self.budget.require(nbytes, what)
-        self.held_bytes = max(self.held_bytes, nbytes)

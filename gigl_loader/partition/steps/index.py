@@ -104,15 +104,10 @@ def pieces(job: Job, edge_type: EdgeType, part: int, bytes_per_edge: int) -> Ite
     rows = job.budget.chunk_rows(bytes_per_edge)
     bounds, first = topology_path(part, edge_type), 0
     while first < len(indptr := job.opened(bounds).array("indptr")) - 1:
-        found = _piece(indptr, first, rows)
-        yield found
-        first += len(found) - 1
-
-
-def _piece(indptr: Int64Array, first: int, rows: int) -> Int64Array:
-    """Return the bounds of the lists from ``first`` on that have ``rows`` edges together, or of one list."""
-    end = int(np.searchsorted(indptr, indptr[first] + rows, side="right")) - 1
-    return indptr[first : min(max(end, first + 1), first + rows) + 1]
+        end = int(np.searchsorted(indptr, indptr[first] + rows, side="right")) - 1
+        end = min(max(end, first + 1), first + rows)  # Of one list at least.
+        yield indptr[first : end + 1]
+        first = end
 
 
 def _where(file: str, column: str, first_row: int, row: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -41,8 +41,10 @@ def number_text_ids(job: Job, tables: GraphTables) -> tuple[GraphTables, dict[No
     texts: dict[NodeType, TextIds] = {}
     for node_type in tables.node_types:
         if are_texts(tables, node_type):
-            texts[node_type] = _read_texts(job, tables, node_type)
-            _write_texts(job, node_type, texts[node_type])
+            found = texts[node_type] = _read_texts(job, tables, node_type)
+            job.hold(found.nbytes, f"the {len(found):,} text ids of node type {node_type!r}")
+            job.write(text_ids_path(node_type), found.arrays())
+            job.runner.share(found, text_ids_path(node_type))
     if not texts:
         return tables, {}
     lists: dict[tuple[str, str, str], Table] = {}
@@ -147,16 +149,12 @@ def _read_texts(job: Job, tables: GraphTables, node_type: NodeType) -> TextIds:
                 _collect(job, more, column, node_type, repeats=True, known=known)
         job.budget.require(3 * more.nbytes, f"sorting the text ids of node type {node_type!r}")
         more.sort()
-        index = _joined(index, more) if len(index) else more
+        if not len(index):
+            return TextIds.of_index(text_ids_path(node_type), more)
+        texts = TextIds.of_index("", more)
+        for start in range(0, len(more), _ROWS):
+            index.add(texts.texts(np.arange(start, min(start + _ROWS, len(more)))))
     return TextIds.of_index(text_ids_path(node_type), index)
-
-
-def _joined(index: TextIndex, more: TextIndex) -> TextIndex:
-    """Add the texts of one index to another, in their order."""
-    texts = TextIds.of_index("", more)
-    for start in range(0, len(more), _ROWS):
-        index.add(texts.texts(np.arange(start, min(start + _ROWS, len(more)))))
-    return index
 
 
 def _collect(
@@ -175,8 +173,9 @@ def _collect(
         texts = [chunk[at] for at in np.flatnonzero(numbers < 0).tolist()]
         size = len(index)
         numbers = index.add(texts)
-        if not repeats:
-            _refuse_repeated(column, texts, numbers, known=size, row=row)
+        if not repeats and (at := first_true(numbers != np.arange(size, size + len(numbers)))) is not None:
+            place = column.table.where(column.name, row + at)
+            raise FormatError(f"{place}: node id {texts[at]!r} occurs a second time")
         # Twice: the arrays of the index are copied when it is complete.
         job.budget.require(2 * index.nbytes, f"collecting the text ids of node type {node_type!r}")
         advance(len(chunk))
@@ -186,31 +185,12 @@ def _texts_of(job: Job, column: IdColumn) -> Iterator[tuple[int, list[str]]]:
     """Yield the number of the first row and the texts of each chunk, checked."""
     for row, chunk in numbered(column.table, [column.name], job.budget.chunk_rows(_TEXT_BYTES)):
         texts = chunk[column.name].tolist()
-        _check_texts(texts, lambda at, row=row: column.table.where(column.name, row + at))  # type: ignore[misc]
+        lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
+        if (at := first_true((lengths == 0) | (lengths > MAX_TEXT_ID))) is not None:
+            length = int(lengths[at])
+            what = f"an id of {length} characters; at most {MAX_TEXT_ID} are possible" if length else _NO_ID
+            raise FormatError(f"{column.table.where(column.name, row + at)}: {what}")
         yield row, texts
-
-
-def _check_texts(texts: Sequence[str], where: Callable[[int], str]) -> None:
-    lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
-    if (at := first_true((lengths == 0) | (lengths > MAX_TEXT_ID))) is not None:
-        length = int(lengths[at])
-        what = f"an id of {length} characters; at most {MAX_TEXT_ID} are possible" if length else _NO_ID
-        raise FormatError(f"{where(at)}: {what}")
-
-
-def _refuse_repeated(
-    column: IdColumn, texts: Sequence[str], numbers: Int64Array, *, known: int, row: int
-) -> None:
-    if (at := first_true(numbers != np.arange(known, known + len(numbers)))) is not None:
-        raise FormatError(
-            f"{column.table.where(column.name, row + at)}: node id {texts[at]!r} occurs a second time"
-        )
-
-
-def _write_texts(job: Job, node_type: NodeType, texts: TextIds) -> None:
-    job.hold(texts.nbytes, f"the {len(texts):,} text ids of node type {node_type!r}")
-    job.write(text_ids_path(node_type), texts.arrays())
-    job.runner.share(texts, text_ids_path(node_type))
 
 
 def _numbered_nodes(entry: NodeTable, texts: TextIds, node_type: NodeType, *, known: bool) -> NodeTable:
