@@ -275,18 +275,18 @@ class _WithDirectories(TableView):
                 f"{table.name}: column {min(both)!r} is in the file and in the name of its directory: "
                 "give the files by a pattern with * for the directories"
             )
-        self._values = values
+        self._constants = values
         kinds: dict[str, Kind] = {
             name: TEXT if value.dtype == object else Column("I64") for name, value in values.items()
         }
         self.columns = {**table.columns, **kinds}
 
     def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
-        own = [name for name in names if name not in self._values] or list(self._table.columns)[:1]
+        own = [name for name in names if name not in self._constants] or list(self._table.columns)[:1]
         for chunk in self._table.read(own, rows):
             count = len(chunk[own[0]])
             yield {
-                name: self._values[name].repeat(count) if name in self._values else chunk[name]
+                name: self._constants[name].repeat(count) if name in self._constants else chunk[name]
                 for name in names
             }
 

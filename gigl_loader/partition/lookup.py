@@ -42,16 +42,17 @@ class LookedUpTable(TableView):
         """``ids`` are the columns of ids, that of ``table`` ``None`` for its row numbers. ``FormatError`` for
         ids that come twice in ``other``, and for those that ``table`` lacks unless these are dropped."""
         columns = {name: kind for name, kind in other.columns.items() if name != ids[1]}
-        found: Table = _looked_up(table, other, ids, drops_unknown=drops_unknown)
-        halves = [name for name, kind in columns.items() if isinstance(kind, Column) and kind.dtype == "F16"]
-        if halves:  # DuckDB has none.
-            dtypes = dict.fromkeys(halves, "F16")
-            found = ProjectedTable(
-                found, {name: Projection((name,), dtype=dtypes.get(name)) for name in (_ID, *columns)}
-            )
-        super().__init__(found)
+        found = _looked_up(table, other, ids, drops_unknown=drops_unknown)
+        sources = {_ID: Projection(("id",))}
+        for at, (name, kind) in enumerate(columns.items()):
+            is_half = isinstance(kind, Column) and kind.dtype == "F16"  # DuckDB has none.
+            sources[name] = Projection((alias(at),), dtype="F16" if is_half else None)
+        super().__init__(ProjectedTable(found, sources))
         self.name = self._file = other.name
         self.columns = columns
+
+    def sources(self, name: str) -> tuple[str, ...]:
+        return (name,)
 
     def where(self, column: str, row: int) -> str:
         for first, chunk in numbered(self._table, [_ID], _ROWS):
@@ -84,7 +85,7 @@ def _looked_up(
             _check_unknown(connection, table, other, ids=ids, drops=drops_unknown)
             columns = ["ids.id", *map(alias, range(len(names)))]
             select = f"SELECT {', '.join(columns)} FROM ids LEFT JOIN rows USING (id) ORDER BY ids.place"
-            return ArrowStreamTable(_named(connection.sql(select), [_ID, *names]), other.name)
+            return ArrowStreamTable(connection.sql(select), other.name)
         except sql_errors() as error:
             raise FormatError(f"{other.name}: cannot be looked up by id: {shortened(error)}") from None
 
@@ -175,11 +176,3 @@ def _insert(connection: Any, name: str, batches: Iterator[Any]) -> None:
     for at, batch in enumerate(batches):
         relation = connection.from_arrow(pa.Table.from_batches([batch]))
         relation.insert_into(name) if at else relation.create(name)
-
-
-def _named(stream: Any, names: Sequence[str]) -> Any:
-    """Return a stream with other names of its columns."""
-    reader = pa.RecordBatchReader.from_stream(stream)
-    schema = pa.schema([field.with_name(name) for field, name in zip(reader.schema, names, strict=True)])
-    batches = (pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in reader)
-    return pa.RecordBatchReader.from_batches(schema, batches)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any, Literal
 
@@ -71,7 +71,7 @@ class FilledTable(TableView):
         self._used = list(used)
         self._ids, self._labels = ids, labels
         self._fills = dict(fills)
-        self._values = {
+        self._by_column = {
             name: _parsed(table, name, text) for name, text in fills.items() if text.lower() != "mean"
         }
         for name in fills:
@@ -84,17 +84,13 @@ class FilledTable(TableView):
                 self._value(name)  # A mean is that of the whole table. Shards share the values.
         return found
 
-    def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
-        for chunk in self._table.read(names, rows):
-            yield {name: self._filled(name, array) for name, array in chunk.items()}
-
     def blank(self, name: str) -> Array | None:
         kind = self.columns[name]
         if name not in self._fills or not isinstance(kind, Column):
             return None
         return np.broadcast_to(self._value(name), kind.shape).astype(STORAGE_DTYPES[kind.dtype])
 
-    def _filled(self, name: str, array: Array) -> Array:
+    def _values(self, name: str, array: Array, first_row: int) -> Array:
         if not isinstance(array, np.ma.MaskedArray):
             return array
         if name not in self._fills:
@@ -103,9 +99,9 @@ class FilledTable(TableView):
         return np.where(np.ma.getmaskarray(array), value, array.data)
 
     def _value(self, name: str) -> Any:
-        if name not in self._values:
-            self._values[name] = _mean(self._table, name)
-        return self._values[name]
+        if name not in self._by_column:
+            self._by_column[name] = _mean(self._table, name)
+        return self._by_column[name]
 
     def _report(self) -> MissingValues:
         """Return where values are missing: a text for each column, with its first rows."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column
-from gigl_loader.partition.readers import TEXT, Kind, NewColumn, Table, numbered
+from gigl_loader.partition.readers import TEXT, Kind, NewColumn, Table
 from gigl_loader.partition.readers.arrow import LENGTHS, PaddedColumn, to_numpy
 from gigl_loader.partition.readers.column_types import MISSING, loses_digits
 from gigl_loader.partition.views import TableView, readers_of
@@ -180,13 +180,6 @@ class VectorTable(TableView):
                 _tell_lengths(table, name, kind.shape[0], self._first_lengths(name))
         self.columns = {**table.columns, **kinds}
 
-    def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
-        for row, chunk in numbered(self._table, names, rows):
-            yield {
-                name: self._vectors(name, array, row) if name in self._cells else array
-                for name, array in chunk.items()
-            }
-
     def _first_lengths(self, name: str) -> Array:
         """Return the lengths of the lists in the first rows, NaN for missing ones."""
         if name in self._cells:
@@ -198,11 +191,13 @@ class VectorTable(TableView):
         chunk: dict[str, Array] = next(reader.read([name], _FIRST_ROWS), {name: np.empty(0)})
         return chunk[name]
 
-    def _vectors(self, name: str, texts: Array, first_row: int) -> Array:
-        cells = self._cells[name]
+    def _values(self, name: str, array: Array, first_row: int) -> Array:
+        cells = self._cells.get(name)
+        if cells is None:
+            return array
         found = [
-            self._piece(name, cells, texts[begin : begin + _ROWS], first_row + begin)
-            for begin in range(0, max(len(texts), 1), _ROWS)
+            self._piece(name, cells, array[begin : begin + _ROWS], first_row + begin)
+            for begin in range(0, max(len(array), 1), _ROWS)
         ]
         whole: Array = np.concatenate([np.ma.getdata(piece) for piece in found])
         if not any(isinstance(piece, np.ma.MaskedArray) for piece in found):

@@ -52,7 +52,12 @@ class TableView:
         return [self._over(shard) for shard in shards_of(self._table, rows)]
 
     def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
-        return self._table.read(names, rows)
+        for row, chunk in numbered(self._table, names, rows):
+            yield {name: self._values(name, array, row) for name, array in chunk.items()}
+
+    def _values(self, name: str, array: Array, first_row: int) -> Array:
+        """Return what is read in place of the rows of a column, of which the first has this number."""
+        return array
 
     def where(self, column: str, row: int) -> str:
         return self._table.where(column, row)
@@ -60,10 +65,6 @@ class TableView:
     def blank(self, name: str) -> Array | None:
         """Return what fills a missing value of a column, of the shape of a row. ``None``: nothing does."""
         return blank_of(self._table, name)
-
-    def source(self, name: str) -> str:
-        """Return the name of a column in the file."""
-        return source_of(self._table, name)
 
     def sources(self, name: str) -> tuple[str, ...]:
         """Return the names of the columns in the file that make a column."""
@@ -83,7 +84,7 @@ def blank_of(table: Table, name: str) -> Array | None:
 
 def source_of(table: Table, name: str) -> str:
     """Return the name that a column has in the file; of stacked columns, that of the first."""
-    return table.source(name) if isinstance(table, TableView) else name
+    return sources_of(table, name)[0]
 
 
 def sources_of(table: Table, name: str) -> tuple[str, ...]:
@@ -182,9 +183,6 @@ class ProjectedTable(TableView):
     def where(self, column: str, row: int) -> str:
         projection = self._projections.get(column)
         return self._table.where(column if projection is None else projection.sources[0], row)
-
-    def source(self, name: str) -> str:
-        return self.sources(name)[0]
 
     def sources(self, name: str) -> tuple[str, ...]:
         projection = self._projections[name]

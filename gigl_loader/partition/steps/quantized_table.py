@@ -140,16 +140,15 @@ class QuantizedTable(TableView):
 
     def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
         stored, raw = (_row_bytes(columns, names) for columns in (self.columns, self._table.columns))
-        for row, chunk in numbered(self._table, names, max(rows * stored // max(raw, 1), 1)):
-            yield {name: self._stored(name, array, row) for name, array in chunk.items()}
+        return super().read(names, max(rows * stored // max(raw, 1), 1))
 
-    def _stored(self, name: str, array: Array, row: int) -> Array:
+    def _values(self, name: str, array: Array, first_row: int) -> Array:
         form, column = self._forms.get(name), self._table.columns[name]
         if form is None:
             return array
         assert isinstance(column, Column)
         assert form.quantized is not None
-        return self._encoded(name, as_floats(array, column), form.quantized, row)
+        return self._encoded(name, as_floats(array, column), form.quantized, first_row)
 
     def _encoded(self, name: str, values: Array, form: Quantized, row: int) -> Bytes:
         if form.how.per == "column":

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gigl_loader.arrays import Array, Int64Array, first_true
+from gigl_loader.arrays import Array, first_true
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.ids import TextIds
 from gigl_loader.graph.manifest import text_ids_path
@@ -225,20 +225,15 @@ class NumberedTable(TableView):
         self._types = dict(types)
         self.columns = {**table.columns, **dict.fromkeys(texts, Column("I64"))}
 
-    def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
-        for row, chunk in numbered(self._table, names, rows):
-            yield {
-                name: self._numbers(name, array, row) if name in self._texts else array
-                for name, array in chunk.items()
-            }
-
-    def _numbers(self, name: str, texts: Array, first_row: int) -> Int64Array:
-        numbers = self._texts[name].find(texts.tolist())
+    def _values(self, name: str, array: Array, first_row: int) -> Array:
+        if name not in self._texts:
+            return array
+        numbers = self._texts[name].find(array.tolist())
         unknown = np.flatnonzero(numbers < 0)
         for at in unknown.tolist():
-            if not texts[at]:
+            if not array[at]:
                 raise FormatError(f"{self.where(name, first_row + at)}: {_NO_ID}")
             if self._known:
-                what = f"unknown node id {texts[at]!r} of type {self._types[name]!r}"
+                what = f"unknown node id {array[at]!r} of type {self._types[name]!r}"
                 raise UnknownIds(f"{self.where(name, first_row + at)}: {what}")
         return numbers

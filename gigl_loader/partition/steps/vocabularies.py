@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -143,20 +143,15 @@ class EncodedTable(TableView):
         }
         self.columns = {**table.columns, **forms}
 
-    def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
-        for row, chunk in numbered(self._table, names, rows):
-            yield {
-                name: self._encoded(name, array, row) if name in self._encodings else array
-                for name, array in chunk.items()
-            }
-
     def blank(self, name: str) -> Array | None:
         if name not in self._encodings:
             return super().blank(name)
-        return np.asarray(self._encoded(name, np.array([""], dtype=object), 0)[0])
+        return np.asarray(self._values(name, np.array([""], dtype=object), 0)[0])
 
-    def _encoded(self, name: str, cells: Array, first_row: int) -> Array:
-        how = self._encodings[name]
+    def _values(self, name: str, array: Array, first_row: int) -> Array:
+        if (how := self._encodings.get(name)) is None:
+            return array
+        cells = array
         if not how.one_hot and not how.multi_hot:
             return self._integers(name, cells.tolist(), np.arange(len(cells)) + first_row)
         parts = [_parts(cell, how.delimiter) for cell in cells.tolist()]
