@@ -7,7 +7,7 @@ On the workload of ``gigl-loader bench`` (batches of 121 MB), in seeds per secon
 - the model alone, a GraphSAGE of 3 layers and hidden size 256 over batches that stay on the device, and one
   copy after another from page-locked memory;
 - the loader to the CPU by workers, without features, and training with defaults, with rows that stay on the
-  device, and with int8 columns;
+  device or are read by it, and with int8 columns;
 - a storage server on this machine, through its ring and over the loopback network;
 - PyG, where it is installed with pyg-lib, and how copies and training overlap (``device_copies.py``).
 
@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import device_copies
 import harness
@@ -157,7 +157,7 @@ class Bench:
         return seeds, number, time.perf_counter() - began, thread_s
 
     def loader(
-        self, dataset: Any, workers: int, *, to_cpu: bool = False, **options: Any
+        self, dataset: Any, workers: int | Literal["auto"], *, to_cpu: bool = False, **options: Any
     ) -> DistNeighborLoader:
         device = "cpu" if to_cpu else str(self.device)
         seeds = training_seeds(self.workload, self.data)
@@ -219,16 +219,22 @@ def trained(bench: Bench) -> None:
     for workers in [count for count in bench.workers if count >= 4] or bench.workers:
         with bench.loader(dataset, workers) as loader:
             bench.measure(f"training, {in_words(workers)}", loader, train=True)
+    with bench.loader(dataset, "auto") as loader:
+        bench.measure(f'training, num_workers="auto" ({loader.num_workers})', loader, train=True)
 
 
 def resident(bench: Bench) -> None:
-    """Rows that stay on the device: a fifth of them, and all."""
+    """Rows that stay on the device: a fifth of them, and all. Rows that it reads from the host's memory."""
     dataset, whole = DistDataset.open(bench.graph), bench.workload.nodes * bench.workload.row_bytes
     for name, nbytes in (("a fifth of the rows", whole // 5), ("all rows", 2 * whole)):
         for workers in dict.fromkeys([min(8, bench.most), bench.most] if nbytes > whole else [bench.most]):
             case = f"training, {name} on the device, {in_words(workers)}"
             with bench.loader(dataset, workers, feature_memory_device=nbytes) as loader:
                 bench.measure(case, loader, train=True)
+    for name, memory in (("all rows", "host"), ("rows beside a fifth", f"{whole // 5}+host")):
+        case = f"training, {name} read by the device, {in_words(bench.most)}"
+        with bench.loader(dataset, bench.most, feature_memory_device=memory) as loader:
+            bench.measure(case, loader, train=True)
 
 
 def int8(bench: Bench) -> None:

@@ -240,6 +240,19 @@ CachePolicy: TypeAlias = Literal["census", "degree", "none"]
 CACHE_POLICIES: tuple[CachePolicy, ...] = ("census", "degree", "none")
 
 
+def _device_memory(value: Any) -> tuple[int | None, bool]:
+    """Return bytes of the device, and whether it reads the host's memory."""
+    name = "feature_memory_device"
+    if value is None:
+        return None, False
+    if not isinstance(value, str) or "host" not in value:
+        return byte_count(name, value), False
+    size, plus, host = value.rpartition("+")
+    if host.strip() != "host" or bool(plus) != bool(size):
+        raise ValueError(f'{name} must be a size such as "4GB", "host", or both, "4GB+host", got {value!r}')
+    return (byte_count(name, size.strip()) if size else 0), True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureOptions:
     """Memory that features may take on a host, and how it is used. They never change a batch."""
@@ -248,6 +261,8 @@ class FeatureOptions:
     """Bytes of memory of the host. ``None``: what is free, less what batches need."""
     device_bytes: int | None = None
     """Bytes of each rank's device for rows that stay there. ``None``: none."""
+    device_reads_host: bool = False
+    """The device reads other rows of the host's memory itself, where it can."""
     window: int | None = None
     """Batches whose rows are fetched together, at most. ``None``: as many as fit."""
     cache_policy: CachePolicy = "census"
@@ -255,9 +270,11 @@ class FeatureOptions:
     @classmethod
     def read(cls, memory: Any, device: Any, window: Any, cache_policy: Any) -> FeatureOptions:
         """Check the arguments of a loader. Errors name argument, value and rule."""
+        device_bytes, device_reads_host = _device_memory(device)
         return cls(
             memory_bytes=None if memory == "auto" else byte_count('feature_memory, if not "auto",', memory),
-            device_bytes=None if device is None else byte_count("feature_memory_device", device),
+            device_bytes=device_bytes,
+            device_reads_host=device_reads_host,
             window=None if window == "auto" else whole_number('window, if not "auto",', window, minimum=1),
             cache_policy=cache_policy,
         )
@@ -270,8 +287,9 @@ class FeatureOptions:
 
     def __post_init__(self) -> None:
         for name, value in (*self.sizes.items(), ("window", self.window)):
+            is_host_alone = name == "feature_memory_device" and self.device_reads_host
             if value is not None:
-                whole_number(name, value, minimum=1)
+                whole_number(name, value, minimum=0 if is_host_alone else 1)
         if self.cache_policy not in CACHE_POLICIES:
             known = ", ".join(map(repr, CACHE_POLICIES))
             raise ValueError(f"cache_policy must be one of {known}, got {self.cache_policy!r}")

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -81,7 +81,7 @@ def open_loader(
     dataset: Dataset,
     workload: Workload,
     seeds: npt.NDArray[np.int64],
-    num_workers: int,
+    num_workers: int | Literal["auto"],
     *,
     device: str = "cpu",
     **options: Any,

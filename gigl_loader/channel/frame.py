@@ -16,7 +16,8 @@ Arrays::
 A frame made in the trainer's process may leave out rows of nodes that lie on its device. The columns of node
 type T then have C rows instead of N, and there are::
 
-    node/T/+resident  I32 [N]        number of each row among the rows on the device, 0 for those carried
+    node/T/+resident  I32 [N]        number of each row among the rows on the device, 0 for those carried,
+                                     -1 - position for those that the device reads from the host's memory
     node/T/+carried   I32 [C]        which of the N rows those of the frame are
 
 T is a node type, E three parts joined by ``+`` (source, relation, destination), all percent-encoded,

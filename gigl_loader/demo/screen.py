@@ -112,7 +112,9 @@ class Screen:
 
 def _origins(rows: Mapping[str, Any]) -> str:
     """Return from where rows came, such as ``75% cache, 25% disk``."""
-    origins = {name: rows[name] for name in ("device", "cache", "memory", "disk", "wire") if rows[name]}
+    origins = {
+        name: rows[name] for name in ("device", "host", "cache", "memory", "disk", "wire") if rows[name]
+    }
     return ", ".join(f"{count / rows['wanted']:.0%} {name}" for name, count in origins.items()) or "none"
 
 

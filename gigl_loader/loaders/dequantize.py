@@ -35,6 +35,8 @@ class Dequantizer:
         """``dtype`` is that of the result. Values are computed as float32 and converted."""
         assert column.quantized is not None
         self._how, self._shape, self._dtype = column.quantized.how, column.shape, dtype
+        self.elements, self.bits = math.prod(self._shape), self._how.bits
+        self.header_bytes = 0 if self._how.per == "column" else HEADER_BYTES
         self._scales: Float64Array | None = None
         self._zero_points: Float64Array | None = None
         if self._how.per == "column":
@@ -52,14 +54,20 @@ class Dequantizer:
 
     def on_device(self, packed: Tensor) -> Tensor:
         """Return the values [N, ...] of rows, uint8 [N, row bytes], on their device, without a wait."""
-        if self._scales is None:
+        return self.shaped(self.values_of(packed))
+
+    def values_of(self, packed: Tensor) -> Tensor:
+        """Return the values, float32 [N, elements], of rows, uint8 [N, row bytes], on their device."""
+        scales, zero_points = self.scales_on(packed.device)
+        if scales is None or zero_points is None:
             header = packed[:, :HEADER_BYTES].reshape(-1).view(torch.float32).view(-1, 2).to(torch.float64)
             scales, zero_points = header[:, :1], header[:, 1:]
             packed = packed[:, HEADER_BYTES:]
-        else:
-            scales, zero_points = self._scales_on(packed.device)
         codes = self._unpacked(packed).to(torch.float64)
-        values = codes.mul_(scales).add_(zero_points).to(torch.float32)
+        return codes.mul_(scales).add_(zero_points).to(torch.float32)
+
+    def shaped(self, values: Tensor) -> Tensor:
+        """Return values, float32 [N, elements], in the shape and dtype that batches have them in."""
         return values.view(-1, *self._shape).to(self._dtype)
 
     def _unpacked(self, packed: Tensor) -> Tensor:
@@ -70,10 +78,11 @@ class Dequantizer:
         codes = (packed.unsqueeze(-1) >> shifts) & self._how.levels
         return codes.flatten(1)[:, : math.prod(self._shape)]
 
-    def _scales_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+    def scales_on(self, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+        """Return scales and zero points, float64 [elements], on a device; ``None``: each row has its own."""
+        if self._scales is None or self._zero_points is None:
+            return None, None
         if device not in self._on_device:
-            assert self._scales is not None
-            assert self._zero_points is not None
             scales, zero_points = map(torch.from_numpy, (self._scales, self._zero_points))
             self._on_device[device] = (scales.to(device), zero_points.to(device))
         return self._on_device[device]
@@ -91,7 +100,10 @@ class DequantizedTensors(FrameTensors):
         self._memory = memory
 
     def tensor(self, name: str) -> Tensor:
-        tensor, dequantizer = self._tensors.tensor(name), self._columns.get(name)
+        dequantizer = self._columns.get(name)
+        if dequantizer is not None and (values := self._tensors.values(name, dequantizer)) is not None:
+            return dequantizer.shaped(values)
+        tensor = self._tensors.tensor(name)
         if dequantizer is None:
             return tensor
         if tensor.device.type == "cpu":

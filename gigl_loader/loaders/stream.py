@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.source import BatchSource, SourceRequest
 
 _LOGGER = logging.getLogger(__name__)
-_ORIGINS = ("device", "cache", "ranks", "memory", "disk", "wire")
+_ORIGINS = ("device", "host", "cache", "ranks", "memory", "disk", "wire")
 """Of rows."""
 _STEPS = ("copying", "collating", "transforming")
 _STEP_SPANS = ("gigl.copy", "gigl.collate", "gigl.transform")

@@ -25,13 +25,14 @@ from gigl_loader.channel.ring import SlotPool, slot_of
 from gigl_loader.graph.schema import type_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
     from torch import Tensor
 
     from gigl_loader.arrays import Bytes
     from gigl_loader.channel.frame import Frame
+    from gigl_loader.device.host_rows import Codes, HostRows
     from gigl_loader.graph.schema import EdgeType, NodeType
 
 _SLOTS = 8
@@ -167,6 +168,10 @@ class FrameTensors(Protocol):
     def edge_index(self, edge_type: EdgeType) -> Tensor:
         """Return int64 ``[2, E]``: row 0 = local index of the neighbour, row 1 = of the target."""
 
+    def values(self, name: str, codes: Codes) -> Tensor | None:
+        """Return the values of a quantised column, float32 [N, elements], where one kernel reads them."""
+        return None
+
     def of_nodes(self, node_type: NodeType, column: str) -> Tensor:
         """Return a column of the sampled nodes of a type; ``n_id`` are their node ids."""
         return self.tensor(f"node/{type_name(node_type)}/{type_name(column)}")
@@ -298,9 +303,10 @@ _WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
 class ResidentTransfer:
-    """Transfer of frames, and the rows on the device that they leave out: ``feature_memory_device``.
+    """Transfer of frames, and the rows that they leave out: ``feature_memory_device``.
 
-    It is the ``DeviceMemory`` of the source of its frames.
+    These lie on the device, or in memory of this host that the device reads. It is the ``DeviceMemory`` of
+    the source of its frames.
     """
 
     def __init__(self, transfer: Transfer, device: torch.device) -> None:
@@ -308,22 +314,42 @@ class ResidentTransfer:
         self._device = device
         self._tables: dict[str, Tensor] = {}
         """Rows in words [R, words of a row], by the name of their column in frames."""
+        self._host: dict[str, HostRows] = {}
+        """Rows that the device reads, by the same names."""
 
     def load(self, frame: Frame) -> FrameTensors:
         tensors = self._transfer.load(frame)
         if not any(name.endswith(f"/{RESIDENT}") for name in frame.names):
             return tensors
-        if not self._tables:
+        if not self._tables and not self._host:
             raise RuntimeError("the loader was shut down while a batch was made")
-        return ResidentTensors(tensors, self._tables)
+        return ResidentTensors(tensors, self._tables, self._host)
 
     def allocate(self, sizes: Mapping[str, tuple[int, int]]) -> None:
         self._tables = {}  # Before there are new ones: there may not be room for both.
         tables = {}
         for name, (rows, row_bytes) in sizes.items():
-            word = next(each for each in _WORDS if row_bytes % each.itemsize == 0)
+            word = _word_of(row_bytes)
             tables[name] = torch.empty((rows, row_bytes // word.itemsize), dtype=word, device=self._device)
         self._tables = tables
+
+    def read_host(self, columns: Mapping[str, Sequence[Bytes]]) -> str | None:
+        try:
+            # Triton, which an installation for CPUs does not have.
+            from gigl_loader.device import host_rows
+
+            if (reason := host_rows.why_not(self._device)) is not None:
+                return reason
+            found = {
+                name: host_rows.HostRows(parts, self._device, word=_word_of(parts[0].shape[1]))
+                for name, parts in columns.items()
+            }
+        except (
+            Exception
+        ) as error:  # Of CUDA, Triton or the compiler that it calls: they have no base in common.
+            return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.200}"
+        self._host |= found
+        return None
 
     def write(self, column: str, first: int, rows: Bytes) -> None:
         table = self._tables.get(column)
@@ -336,32 +362,58 @@ class ResidentTransfer:
 
     def clear(self) -> None:
         self._tables = {}
+        self._host = {}
 
 
 class ResidentTensors(FrameTensors):
     """The arrays of a frame that leaves rows out, with whole columns."""
 
-    def __init__(self, tensors: FrameTensors, tables: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, tensors: FrameTensors, tables: Mapping[str, Tensor], host: Mapping[str, HostRows]
+    ) -> None:
         self.frame = tensors.frame
         self._tensors = tensors
         self._tables = tables
+        self._host = host
 
     def tensor(self, name: str) -> Tensor:
-        carried, table, prefix = self._tensors.tensor(name), self._tables.get(name), name.rpartition("/")[0]
-        if table is None or f"{prefix}/{RESIDENT}" not in self.frame.layout.specs:
+        carried, places = self._tensors.tensor(name), self._places(name)
+        if places is None:
             return carried
-        slots, carried_at = (self._tensors.tensor(f"{prefix}/{each}") for each in (RESIDENT, CARRIED_AT))
-        if table.is_cuda:
-            # The allocator must not hand the table out while this stream still reads it.
-            table.record_stream(torch.cuda.current_stream(table.device))
-        rows = table.index_select(0, slots)
-        row_shape = carried.shape[1:]
+        row_shape, table = carried.shape[1:], self._table(name)
+        if (host := self._host.get(name)) is not None:
+            return host.gather(places, table).view(carried.dtype).view(len(places), *row_shape)
+        if table is None:
+            return carried
+        rows = table.index_select(0, places)
         words = carried.reshape(len(carried), math.prod(row_shape)).view(table.dtype)
+        carried_at = self._tensors.tensor(f"{name.rpartition('/')[0]}/{CARRIED_AT}")
         rows.index_copy_(0, carried_at.to(torch.int64), words)
-        return rows.view(carried.dtype).view(len(slots), *row_shape)
+        return rows.view(carried.dtype).view(len(places), *row_shape)
+
+    def values(self, name: str, codes: Codes) -> Tensor | None:
+        host, places = self._host.get(name), self._places(name)
+        return None if host is None or places is None else host.values(places, self._table(name), codes)
 
     def edge_index(self, edge_type: EdgeType) -> Tensor:
         return self._tensors.edge_index(edge_type)
+
+    def _places(self, name: str) -> Tensor | None:
+        """Return the places of the rows of a column, int32 [N]. ``None``: the frame has the rows."""
+        places = f"{name.rpartition('/')[0]}/{RESIDENT}"
+        return self._tensors.tensor(places) if places in self.frame.layout.specs else None
+
+    def _table(self, name: str) -> Tensor | None:
+        """Return the rows of a column that stay on the device."""
+        table = self._tables.get(name)
+        if table is not None and table.is_cuda:
+            # The allocator must not hand the table out while this stream still reads it.
+            table.record_stream(torch.cuda.current_stream(table.device))
+        return table
+
+
+def _word_of(row_bytes: int) -> torch.dtype:
+    return next(each for each in _WORDS if row_bytes % each.itemsize == 0)
 
 
 def _finish(pid: int, under_way: deque[tuple[torch.cuda.Event, Tensor]]) -> None:

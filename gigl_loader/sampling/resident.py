@@ -4,7 +4,7 @@ The rows are settled once for a source: all rows where they fit, else those that
 often (a census), or with ``cache_policy="degree"`` those of the nodes that most edges lead to. They never
 change afterwards, so frames may be loaded in any order, and dropped. Once the rows lie on the device, a frame
 carries the rows of its other nodes alone, and two arrays that put the rows of a column together: see
-``channel/frame.py``.
+``channel/frame.py``. Of types whose rows the device reads from the host's memory, a frame carries none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gigl_loader.sampling.row_cache import Candidates, set_bits, worthiest
 from gigl_loader.tensors import ArraySpec, Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     import numpy.typing as npt
 
@@ -50,6 +50,13 @@ class DeviceMemory(Protocol):
     def allocate(self, sizes: Mapping[str, tuple[int, int]]) -> None:
         """Have room for rows of columns: number and bytes of a row, by name of the column in frames."""
 
+    def read_host(self, columns: Mapping[str, Sequence[Bytes]]) -> str | None:
+        """Have the device read rows out of this host's memory: of all of these columns, or of none.
+
+        ``columns``: all rows of each, by partition, uint8 [R, row bytes], by name of the column in frames.
+        Return why the device does not read them, or ``None``.
+        """
+
     def write(self, column: str, first: int, rows: Bytes) -> None:
         """Write rows, uint8 [N, row bytes], from row ``first`` on. They are there when this returns."""
 
@@ -62,15 +69,24 @@ class SplitRows:
     """Rows of one node type in one batch, by where they are."""
 
     slots: npt.NDArray[np.int32]
-    """Number of each row among the resident rows of its type [N]; 0 for rows that the frame carries."""
+    """Number of each row among the resident rows of its type [N]; 0 for rows that the frame carries, and -1 -
+    its position for one that the device reads from the host's memory."""
     carried: Int64Array
     """Positions of nodes whose rows the frame carries [C]."""
     carried_at: npt.NDArray[np.int32]
     """Their rows in the batch [C]."""
 
+    num_read: int = 0
+    """Rows that the device reads from the host's memory."""
+
     @property
     def num_resident(self) -> int:
-        return len(self.slots) - len(self.carried)
+        return len(self.slots) - len(self.carried) - self.num_read
+
+    def read_by_device(self) -> SplitRows:
+        """Return these rows where the device reads those that the frame would carry."""
+        self.slots[self.carried_at] = -1 - self.carried
+        return SplitRows(self.slots, self.carried[:0], self.carried_at[:0], len(self.carried))
 
 
 Split = Mapping["NodeType | EdgeType", SplitRows]
@@ -92,10 +108,12 @@ class ResidentRows:
         *,
         nbytes: int,
         degrees: Mapping[NodeType | EdgeType, Bytes] | None = None,
+        read_by_device: Collection[NodeType] = (),
     ) -> None:
         """``frame`` is that of whole batches. Rows take at most ``nbytes`` of ``memory``.
 
-        ``degrees``: ``reference_counts`` of each node type, in place of the census.
+        ``degrees``: ``reference_counts`` of each node type, in place of the census. ``read_by_device``: types
+        whose other rows the device reads from the host's memory, so that frames carry none.
         """
         self._memory = memory
         self._readers = readers
@@ -107,8 +125,9 @@ class ResidentRows:
         self._filling: Iterator[None] | None = None
         self._sets: dict[NodeType | EdgeType, _Set] = {}
         """Of the types with rows on the device; empty until all rows are there."""
-        self._ended = not self._arrays
+        self._ended = not self._arrays or not nbytes
         self._closed = False
+        self._read_by_device = frozenset(read_by_device)
         if sum(size * self._num_nodes[kind] for kind, size in self._row_bytes.items()) <= nbytes:
             self._keep({kind: np.arange(count) for kind, count in self._num_nodes.items()})
         elif degrees is not None:
@@ -124,11 +143,13 @@ class ResidentRows:
 
         Before the rows are settled, the census counts them.
         """
-        if self._sets:
-            return {kind: each.split(places[kind]) for kind, each in self._sets.items() if kind in places}
-        if not self._ended and self._filling is None and not self._census_is_done:
+        sets = self._sets
+        if not sets and not self._ended and self._filling is None and not self._census_is_done:
             self._seen.append({kind: places[kind].copy() for kind in self._arrays if kind in places})
-        return {}
+        split = {kind: each.split(places[kind]) for kind, each in sets.items() if kind in places}
+        for kind in self._read_by_device.intersection(places):
+            split[kind] = split.get(kind, _all_carried(places[kind])).read_by_device()
+        return split
 
     def advance(self) -> None:
         """Settle the rows once the census is done, and read some of them onto the device.
@@ -146,7 +167,8 @@ class ResidentRows:
         except (GiglError, OSError, RuntimeError) as error:  # RuntimeError: of CUDA.
             if self._closed:
                 return
-            self.close()
+            self._ended = True
+            self._memory.allocate({})  # The host's rows are still read.
             logger.warning("no features stay on the device, batches bring all of theirs: %s", error)
 
     def close(self) -> None:
@@ -248,6 +270,11 @@ def _filled(arrays: TypeArrays) -> dict[str, int]:
 
 def _blocks(count: int, size: int) -> Iterator[slice]:
     yield from (slice(begin, min(begin + size, count)) for begin in range(0, count, size))
+
+
+def _all_carried(places: Int64Array) -> SplitRows:
+    count = len(places)
+    return SplitRows(np.zeros(count, np.int32), places, np.arange(count, dtype=np.int32))
 
 
 class _Set(NamedTuple):

@@ -66,6 +66,7 @@ class MappedRows:
         self._ranges = _Ranges(graph, kind, parts)
         column = graph.node_column if isinstance(kind, str) else graph.edge_column
         row_bytes = [_row_bytes(graph, kind, name) for name in columns]
+        self._columns = tuple(columns)
         self._rows = {
             part: [
                 as_rows(column(kind, name, part), size)  # type: ignore[arg-type]
@@ -78,6 +79,13 @@ class MappedRows:
         for part, first, where in self._ranges.split(rows):
             for column, matrix in zip(self._rows[part], out, strict=True):
                 copy_rows(column, rows[where], targets[where], matrix, first=first)
+
+    def maps(self) -> dict[str, list[Bytes]]:
+        """Return the rows of each column by partition, uint8 [R, row bytes], in the order of partitions."""
+        return {
+            name: [self._rows[part][number] for part in self._ranges.parts]
+            for number, name in enumerate(self._columns)
+        }
 
     def close(self) -> None:
         """Do nothing: the maps are the graph's."""

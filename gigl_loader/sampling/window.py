@@ -8,6 +8,7 @@ writes the frames. Batches and their order are those of the source within.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 import weakref
@@ -32,12 +33,15 @@ if TYPE_CHECKING:
 
     from gigl_loader.arrays import Bytes
     from gigl_loader.graph.graph import Graph
-    from gigl_loader.graph.schema import GraphSchema
+    from gigl_loader.graph.schema import GraphSchema, NodeType
     from gigl_loader.sampling.cache_shares import Kind
+    from gigl_loader.sampling.frame_schema import FrameSchema
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.rows import RowReader
     from gigl_loader.sampling.source import BatchSource, SourceRequest
     from gigl_loader.tracing import BatchSpans
+
+logger = logging.getLogger(__name__)
 
 FRAMES_IN_USE = 3
 """Whole frames besides: one is being written, the trainer has one and takes another."""
@@ -45,6 +49,7 @@ _FRAMES_AT_LEAST = 2
 """Whole frames where none is written ahead: the trainer has one, and another is written for it."""
 _FRAME_SLOTS = 8
 _MAX_SKELETONS = 256
+_MAX_PLACES = (1 << 31) - 1
 _READY_S = 1.0
 """Wait for another skeleton, at most, while a frame lies ready."""
 _SKELETON_SHARE = 8
@@ -172,8 +177,9 @@ class WindowedSource:
     def _rows(self, counts: RowCounts) -> dict[str, Any]:
         resident = self._pipeline.resident
         return {
-            "wanted": counts.wanted + self._pipeline.resident_rows,
+            "wanted": counts.wanted + self._pipeline.resident_rows + self._pipeline.read_by_device,
             "device": self._pipeline.resident_rows,
+            "host": self._pipeline.read_by_device,
             "device_bytes": 0 if resident is None else resident.nbytes,
             "cache": counts.cache,
             "ranks": counts.ranks,
@@ -385,6 +391,7 @@ def _windows(
             {kind: nodes.count for kind, nodes in schema.nodes.items()},
             nbytes=request.features.device_bytes or 0,
             degrees=degrees or None,
+            read_by_device=_read_by_device(request, plan.frame(schema), readers),
         )
     return WindowedSource(
         inner,
@@ -400,6 +407,39 @@ def _windows(
         resident=resident,
         spans=request.spans,
     )
+
+
+def _read_by_device(
+    request: SourceRequest, frame: FrameSchema, readers: Mapping[Kind, RowReader]
+) -> list[NodeType]:
+    """Return the node types whose rows the device reads from the host's memory, where that was asked for."""
+    if not request.features.device_reads_host:
+        return []
+    assert request.device is not None
+    found, reasons = [], dict[str, list[str]]()
+    for arrays in frame.nodes:
+        kind = str(arrays.kind)
+        if (reader := readers.get(kind)) is None:
+            continue
+        reason: str | None = "they do not lie in the memory of this host"
+        if isinstance(reader, MappedRows):
+            maps = reader.maps()
+            count = sum(map(len, next(iter(maps.values()))))
+            reason = f"{count} rows are more than 32-bit places name"
+            if count <= _MAX_PLACES:
+                filled = [each for each in arrays.features if each.column.row_bytes]
+                reason = request.device.read_host({each.name: maps[each.feature] for each in filled})
+        if reason is None:
+            found.append(kind)
+        else:
+            reasons.setdefault(reason, []).append(kind)
+    for reason, kinds in reasons.items():
+        logger.warning(
+            "feature_memory_device: batches bring the rows of %s, the device does not read them: %s",
+            ", ".join(kinds),
+            reason,
+        )
+    return found
 
 
 def _ranks_of(request: SourceRequest, graph_digest: str) -> HostRanks | None:

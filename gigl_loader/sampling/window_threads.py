@@ -89,8 +89,8 @@ class WindowThreads:
     ) -> None:
         self.resident = resident
         self._spans = spans
-        self.resident_rows = 0
-        """Rows of batches that were on the device."""
+        self.resident_rows = self.read_by_device = 0
+        """Rows of batches that were on the device, and that it reads from the host's memory."""
         self.completion = completion
         self.cache = cache
         self.slots = slots
@@ -421,6 +421,7 @@ class WindowThreads:
         if self.resident is not None:
             self.resident.write(split, layout, buffer)
             self.resident_rows += sum(each.num_resident for each in split.values())
+            self.read_by_device += sum(each.num_read for each in split.values())
         return Frame(buffer, layout, skeleton.frame.served_by)
 
     def _memory(self, nbytes: int) -> Bytes:

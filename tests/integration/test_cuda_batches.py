@@ -11,7 +11,7 @@ import torch
 
 from gigl_client import RemoteDistDataset
 from gigl_loader import DistDataset, DistNeighborLoader
-from gigl_loader.partition import build_graph
+from gigl_loader.partition import build_graph, tables_from_pyg
 from tests.integration.test_kinds_of_plans import HALVED, HARD, KINDS, OPTIONS, tables_of
 from tests.support.clusters import addresses_of, check_same, servers_of
 from tests.support.pyg_graphs import heterogeneous, homogeneous, weighted
@@ -27,6 +27,7 @@ MODES: dict[str, dict[str, Any]] = {
     "2 workers": {"num_workers": 2},
     "resident rows": {"num_workers": 2, "feature_memory_device": "4KB"},
     "all rows resident": {"num_workers": 0, "feature_memory_device": "1GB"},
+    "rows read by the device": {"num_workers": 2, "feature_memory_device": "4KB+host"},
     "waiting for copies": {"num_workers": 0, "non_blocking_transfers": False},
 }
 BITS = ["int8", "uint4", "uint2", "uint1"]
@@ -93,12 +94,14 @@ def test_quantised_columns(bits: str, per: str, dtype: torch.dtype) -> None:
             {"device": "cpu"},
             {"device": "cuda"},
             {"device": "cuda", "feature_memory_device": "1GB"},
+            {"device": "cuda", "feature_memory_device": "1KB+host"},
         ):
             given = OPTIONS | {"num_workers": 0, "dequantize_to": dtype} | options
             with DistNeighborLoader(dataset, [4, 3], nodes, **given) as loader:
                 found.append([copied(batch, loader.device) for batch in loader])
         check_same(found[1], found[0])
         check_same(found[2], found[0])
+        check_same(found[3], found[0])
 
 
 def test_an_epoch_goes_on_on_another_device(graph: tuple[Path, bool]) -> None:
@@ -129,3 +132,23 @@ def test_one_batch_by_itself_and_by_request() -> None:
         check_same([loader.sample(ids, epoch=0).cpu()], [expected])
     with dataset.sampler([4, 3], seed=5, device="cuda") as sampler:
         check_same([sampler.sample(ids, timeout=60).cpu()], [expected])
+
+
+@pytest.mark.parametrize("partitions", [0, 1, 2])
+def test_the_device_reads_rows_of_every_kind_of_graph(partitions: int, tmp_path: Path) -> None:
+    """In memory, in mapped files, and in several partitions, which are copied."""
+    data, quantize = homogeneous(), {"x": "int8:per-row"}
+    dataset = DistDataset.from_pyg(data, quantize=quantize)
+    if partitions:
+        build_graph(tables_from_pyg(data, quantize=quantize), tmp_path / "graph", num_partitions=partitions)
+        dataset = DistDataset.open(tmp_path / "graph")
+    options = OPTIONS | {"num_workers": 1, "batch_size": 16}
+    with DistNeighborLoader(dataset, [4, 3], **options) as loader:
+        expected = list(loader)
+    for memory in ("host", "1KB+host"):
+        with DistNeighborLoader(
+            dataset, [4, 3], **options | {"device": "cuda", "feature_memory_device": memory}
+        ) as loader:
+            check_same([copied(batch, loader.device) for batch in loader], expected)
+            assert loader.stats()["rows"]["host"] > 0
+            assert loader._resident._host["node/node/x"]._is_fused

@@ -52,6 +52,7 @@ MAY_IMPORT = {
     **dict.fromkeys(sorted(VALUES), VALUES),
     "memfile": VALUES | {"native.map_file"},
     "native": frozenset({"arrays"}),
+    "device": VALUES,
     "graph": VALUES | {"native"},
     "partition": VALUES | {"native", "graph", "splits"},
     "channel": VALUES | {"native"},
@@ -93,6 +94,7 @@ MAY_IMPORT = {
 MAY_IMPORT_LAZILY = {
     "dataset": frozenset({"hosts", "partition", "rpc"}),
     "glt": frozenset({"graph.graph"}),
+    "loaders": frozenset({"device"}),
     "queries": frozenset(
         {"loaders", "pyg", "sampling.khop", "sampling.labels", "sampling.partitioned", "sampling.store"}
     ),

@@ -65,6 +65,10 @@ ELSEWHERE = {
         "unit/test_feature_cache.py",
         "test_rows_of_other_hosts_do_not_tell_that_their_files_changed",
     ),
+    "rows of a disk, of storage servers": (
+        "unit/test_host_rows.py",
+        "test_rows_of_storage_servers_come_with_batches",
+    ),
     "lists of any length in a TensorFrame": (
         "integration/test_tensor_frames.py",
         "test_batches_have_the_rows_of_a_tensor_frame",
