@@ -10,7 +10,6 @@ call nothing of Triton's own library in Python, which may have been imported wit
 
 from __future__ import annotations
 
-import os
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +20,6 @@ import triton.language as tl
 if TYPE_CHECKING:
     from torch import Tensor
 
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
-"""Kernels run on the CPU, for tests."""
 _BLOCK = 1024
 """Elements of a program: 8 for each of 128 threads."""
 _MAX_WIDTH = 512
@@ -55,13 +52,14 @@ def _gather(  # type: ignore[no-untyped-def]  # noqa: PLR0917
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _header(resident, host, place, is_row, begin: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: PLR0917
-    """Return the float32 at byte ``begin`` of each row, [rows, 1]. Rows need not be aligned."""
-    first, mask = begin + tl.arange(0, 1), is_row[:, None]
+def _header(resident, host, place, is_row, begin: tl.constexpr, WIDTH: tl.constexpr, WORD_BITS: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: PLR0917
+    """Return the float32 at byte ``begin`` of each row, [rows, 1]."""
+    first, mask = begin * 8 // WORD_BITS + tl.arange(0, 1), is_row[:, None]
     bits = _element(resident, host, place, place < 0, first, mask, WIDTH).to(tl.int32)
-    bits |= _element(resident, host, place, place < 0, first + 1, mask, WIDTH).to(tl.int32) << 8
-    bits |= _element(resident, host, place, place < 0, first + 2, mask, WIDTH).to(tl.int32) << 16
-    bits |= _element(resident, host, place, place < 0, first + 3, mask, WIDTH).to(tl.int32) << 24
+    if WORD_BITS == 8:  # Such rows need not be aligned.
+        bits |= _element(resident, host, place, place < 0, first + 1, mask, WIDTH).to(tl.int32) << 8
+        bits |= _element(resident, host, place, place < 0, first + 2, mask, WIDTH).to(tl.int32) << 16
+        bits |= _element(resident, host, place, place < 0, first + 3, mask, WIDTH).to(tl.int32) << 24
     return bits.to(tl.float32, bitcast=True)
 
 
@@ -74,39 +72,47 @@ def _dequantize(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     zero_points,
     out,
     num_rows,
-    ROW_BYTES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    WORD_BITS: tl.constexpr,
     ELEMENTS: tl.constexpr,
     BITS: tl.constexpr,
     HEADER_BYTES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Write the values of rows of codes, float32 [num_rows, ELEMENTS].
+    """Write the values of rows of codes, float32 [num_rows, ELEMENTS]. Rows have ``WIDTH`` words of codes.
 
     With ``HEADER_BYTES``, a row begins with its scale and zero point; else both are those of the element. The
     product is exact in float64, so that it does not matter whether the sum is fused with it.
     """
+    in_word: tl.constexpr = WORD_BITS // BITS
+    header: tl.constexpr = HEADER_BYTES * 8 // WORD_BITS
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     is_row = row < num_rows
     place = tl.load(places + row, mask=is_row, other=0).to(tl.int64)
+    number = tl.arange(0, in_word)
     if HEADER_BYTES:
-        scale = _header(resident, host, place, is_row, 0, ROW_BYTES).to(tl.float64)
-        zero_point = _header(resident, host, place, is_row, 4, ROW_BYTES).to(tl.float64)
-    for begin in range(0, ELEMENTS, COLUMNS):
-        element = begin + tl.arange(0, COLUMNS)
+        scale = _header(resident, host, place, is_row, 0, WIDTH, WORD_BITS).to(tl.float64)[:, :, None]
+        zero_point = _header(resident, host, place, is_row, 4, WIDTH, WORD_BITS).to(tl.float64)[:, :, None]
+    for begin in range(0, WIDTH - header, COLUMNS):
+        word = begin + tl.arange(0, COLUMNS)
+        is_word = is_row[:, None] & (word < WIDTH - header)[None, :]
+        words = _element(resident, host, place, place < 0, header + word, is_word, WIDTH).to(tl.int32)
+        codes = (words[:, :, None] >> (number * BITS)[None, None, :]) & ((1 << BITS) - 1)
+        element = word[:, None] * in_word + number[None, :]
         is_element = element < ELEMENTS
-        mask = is_row[:, None] & is_element[None, :]
-        byte = HEADER_BYTES + element * BITS // 8
-        codes = _element(resident, host, place, place < 0, byte, mask, ROW_BYTES).to(tl.int32)
-        codes = (codes >> (element * BITS % 8)[None, :]) & ((1 << BITS) - 1)
         if HEADER_BYTES:
             value = codes.to(tl.float64) * scale + zero_point
         else:
-            of_element = tl.load(scales + element, mask=is_element, other=0.0)[None, :]
-            zero_of_element = tl.load(zero_points + element, mask=is_element, other=0.0)[None, :]
+            of_element = tl.load(scales + element, mask=is_element, other=0.0)[None, :, :]
+            zero_of_element = tl.load(zero_points + element, mask=is_element, other=0.0)[None, :, :]
             value = codes.to(tl.float64) * of_element + zero_of_element
-        at = out + row[:, None] * ELEMENTS + element[None, :]
-        tl.store(at, value.to(tl.float32), mask=mask)
+        at = out + row[:, None, None] * ELEMENTS + element[None, :, :]
+        tl.store(at, value.to(tl.float32), mask=is_row[:, None, None] & is_element[None, :, :])
+
+
+IS_INTERPRETED = not isinstance(_gather, triton.JITFunction)
+"""Kernels run on the CPU, for tests."""
 
 
 def gather_rows(places: Tensor, resident: Tensor, host: Tensor) -> Tensor:
@@ -115,7 +121,9 @@ def gather_rows(places: Tensor, resident: Tensor, host: Tensor) -> Tensor:
     ``places``: int32 [N]. ``resident`` and ``host``: rows of one dtype of integers, [anything, words].
     """
     out = torch.empty((len(places), host.shape[1]), dtype=host.dtype, device=places.device)
-    _launch(_gather, out, places, resident, host, WIDTH=host.shape[1])
+    columns = min(_power_of_2(host.shape[1]), _MAX_WIDTH)
+    sizes = {"WIDTH": host.shape[1], "ROWS": _BLOCK // columns, "COLUMNS": columns}
+    _launch(_gather, out, places, resident, host, **sizes)
     return out
 
 
@@ -136,21 +144,31 @@ def dequantize_rows(
     and ``zero_points``: float64 [elements], or ``None`` where each row begins with its own.
     """
     out = torch.empty((len(places), elements), dtype=torch.float32, device=places.device)
+    if not out.numel():
+        return out
     if scales is None or zero_points is None:
         scales = zero_points = out  # Not read.
-    sizes = {"ROW_BYTES": host.shape[1], "ELEMENTS": elements, "BITS": bits, "HEADER_BYTES": header_bytes}
+    word_bits = 32 if host.shape[1] % 4 == 0 else 8
+    if word_bits == 32:  # A thread reads four bytes at once.
+        resident, host = resident.view(torch.int32), host.view(torch.int32)
+    in_word = word_bits // bits
+    columns = min(_power_of_2(-(-elements // in_word)), _MAX_WIDTH // in_word)
+    sizes = {"WIDTH": host.shape[1], "WORD_BITS": word_bits, "ELEMENTS": elements, "BITS": bits}
+    sizes |= {"HEADER_BYTES": header_bytes, "ROWS": _BLOCK // (columns * in_word), "COLUMNS": columns}
     _launch(_dequantize, out, places, resident, host, scales, zero_points, **sizes)
     return out
 
 
+def _power_of_2(number: int) -> int:
+    """Return the least power of two that is not less."""
+    return 1 << max(number - 1, 0).bit_length()
+
+
 def _launch(kernel: Any, out: Tensor, places: Tensor, *inputs: Tensor, **sizes: int) -> None:
     """Run a kernel over the rows of ``out`` [N, width], on the current stream of its device."""
-    num_rows, width = out.shape
-    if not num_rows or not width:
+    if not out.numel():
         return
-    columns = min(1 << (width - 1).bit_length(), _MAX_WIDTH)
-    rows = _BLOCK // columns
-    grid = (-(-num_rows // rows),)
+    grid = (-(-len(out) // sizes["ROWS"]),)
     # Triton launches on the current device, whatever device its arguments are on.
     with torch.cuda.device(out.device) if out.is_cuda else nullcontext():
-        kernel[grid](places, *inputs, out, num_rows, ROWS=rows, COLUMNS=columns, **sizes)
+        kernel[grid](places, *inputs, out, len(out), enable_fp_fusion=False, **sizes)

@@ -83,7 +83,7 @@ def test_rows_of_mapped_files_and_of_several_partitions(kind: str, num_workers: 
 
 @pytest.mark.usefixtures("kernels")
 def test_values_of_every_quantisation_are_read_by_one_kernel(caplog: pytest.LogCaptureFixture) -> None:
-    for quantize in ("int8", "int8:per-row", "uint4:per-row", "uint2", "uint1:per-row"):
+    for quantize in ("int8", "int8:per-row", "uint2"):
         dataset = DistDataset.from_pyg(homogeneous(), quantize={"x": quantize})
         found = []
         for memory in (None, "1KB+host"):
