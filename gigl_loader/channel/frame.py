@@ -13,8 +13,9 @@ Arrays::
     merged/E          I32 [L]        bidirectional: which edges E has at last, as places in the M sampled
                                      edges of E, followed by those of its reverse type
 
-A frame made in the trainer's process may leave out rows of nodes that lie on its device. The columns of node
-type T then have C rows instead of N, and there are::
+A frame made in the trainer's process may leave out rows that lie on its device or that the device reads. The
+columns of node type T then have C rows instead of N (an edge type, whose rows the device reads, none), and
+there are::
 
     node/T/+resident  I32 [N]        number of each row among the rows on the device, 0 for those carried,
                                      -1 - position for those that the device reads from the host's memory

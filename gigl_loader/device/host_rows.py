@@ -44,13 +44,15 @@ class Codes(Protocol):
 class HostRows:
     """All rows of a column. Batches have *places* of their rows: see ``row_kernels``."""
 
-    def __init__(self, parts: Sequence[Bytes], device: torch.device, *, word: torch.dtype) -> None:
-        """``parts`` are rows by partition, uint8 [R, row bytes], in their order, of whole words.
+    def __init__(self, name: str, parts: Sequence[Bytes], device: torch.device, *, word: torch.dtype) -> None:
+        """``name`` is that of the column in frames. ``parts`` are rows of whole words by partition, uint8 [R,
+        row bytes], in their order.
 
         The rows of one partition are read where they lie, if CUDA page-locks their map; else, and those of
         several partitions, they are copied. ``OSError`` where neither can be, and ``RuntimeError`` (also of
         Triton) where what the device reads is not what the CPU reads.
         """
+        self._name = name
         self._device = device
         self._lock, rows = _locked(parts, device)
         self._rows = tensor_of(rows)
@@ -102,7 +104,7 @@ class HostRows:
             reason = "its values differ"
         except Exception as error:  # Of Triton or the compiler that it calls: they have no base in common.
             reason = _first_line(error)
-        logger.warning("quantised columns are read as codes, not by one kernel: %s", reason)
+        logger.warning("%s is read as codes, not dequantised by the same kernel: %s", self._name, reason)
         return False
 
     def _check(self) -> None:

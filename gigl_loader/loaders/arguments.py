@@ -82,7 +82,7 @@ class LoaderOptions(TypedDict, total=False):
     feature_memory_device: int | str | None
     """Memory of this rank's device for rows of nodes that batches want most, in bytes or as ``"2GB"``. These
     rows stay there, and batches bring the other rows. With ``"2GB+host"`` a CUDA device reads the other rows
-    itself, out of this host's memory, which is page-locked; with ``"host"`` all rows."""
+    (of edges, too) itself, out of this host's memory, which is page-locked; with ``"host"`` all rows."""
     window: int | str
     """Batches whose rows are fetched together, each row once, at most. ``"auto"`` (default): what fits."""
     cache_policy: CachePolicy

@@ -341,7 +341,7 @@ class ResidentTransfer:
             if (reason := host_rows.why_not(self._device)) is not None:
                 return reason
             found = {
-                name: host_rows.HostRows(parts, self._device, word=_word_of(parts[0].shape[1]))
+                name: host_rows.HostRows(name, parts, self._device, word=_word_of(parts[0].shape[1]))
                 for name, parts in columns.items()
             }
         except (

@@ -108,7 +108,7 @@ class ResidentRows:
         *,
         nbytes: int,
         degrees: Mapping[NodeType | EdgeType, Bytes] | None = None,
-        read_by_device: Collection[NodeType] = (),
+        read_by_device: Collection[NodeType | EdgeType] = (),
     ) -> None:
         """``frame`` is that of whole batches. Rows take at most ``nbytes`` of ``memory``.
 
@@ -128,6 +128,7 @@ class ResidentRows:
         self._ended = not self._arrays or not nbytes
         self._closed = False
         self._read_by_device = frozenset(read_by_device)
+        self._edges = {each.kind: each for each in frame.edges if each.kind in self._read_by_device}
         if sum(size * self._num_nodes[kind] for kind, size in self._row_bytes.items()) <= nbytes:
             self._keep({kind: np.arange(count) for kind, count in self._num_nodes.items()})
         elif degrees is not None:
@@ -182,7 +183,7 @@ class ResidentRows:
             return whole
         specs = dict(whole.specs)
         for kind, rows in split.items():
-            arrays = self._arrays[str(kind)]
+            arrays = self._of(kind)
             for name in _filled(arrays):
                 specs[name] = replace(specs[name], shape=(len(rows.carried), *specs[name].shape[1:]))
             specs[f"{arrays.prefix}/{RESIDENT}"] = ArraySpec("I32", rows.slots.shape)
@@ -192,9 +193,12 @@ class ResidentRows:
     def write(self, split: Split, layout: Layout, buffer: Bytes) -> None:
         """Write the arrays that put the rows of a column together."""
         for kind, rows in split.items():
-            prefix = self._arrays[str(kind)].prefix
+            prefix = self._of(kind).prefix
             layout.view(buffer, f"{prefix}/{RESIDENT}")[:] = rows.slots
             layout.view(buffer, f"{prefix}/{CARRIED_AT}")[:] = rows.carried_at
+
+    def _of(self, kind: NodeType | EdgeType) -> TypeArrays:
+        return self._arrays[kind] if isinstance(kind, str) else self._edges[kind]
 
     @property
     def _census_is_done(self) -> bool:

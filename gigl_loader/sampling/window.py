@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from gigl_loader.channel.frame import Frame
 from gigl_loader.channel.ring import private_slots
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable, WorkerDied
+from gigl_loader.graph.schema import type_name
 from gigl_loader.sampling.cached_columns import cached_columns, columns_with_bytes
 from gigl_loader.sampling.feature_cache import FeatureCache, RowCounts
 from gigl_loader.sampling.frame_writer import Completion
@@ -33,10 +34,11 @@ if TYPE_CHECKING:
 
     from gigl_loader.arrays import Bytes
     from gigl_loader.graph.graph import Graph
-    from gigl_loader.graph.schema import GraphSchema, NodeType
+    from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.sampling.cache_shares import Kind
-    from gigl_loader.sampling.frame_schema import FrameSchema
+    from gigl_loader.sampling.frame_schema import FrameSchema, TypeArrays
     from gigl_loader.sampling.partitioned import PartitionedStore
+    from gigl_loader.sampling.resident import DeviceMemory
     from gigl_loader.sampling.rows import RowReader
     from gigl_loader.sampling.source import BatchSource, SourceRequest
     from gigl_loader.tracing import BatchSpans
@@ -411,28 +413,20 @@ def _windows(
 
 def _read_by_device(
     request: SourceRequest, frame: FrameSchema, readers: Mapping[Kind, RowReader]
-) -> list[NodeType]:
-    """Return the node types whose rows the device reads from the host's memory, where that was asked for."""
+) -> list[Kind]:
+    """Return the types whose rows the device reads from the host's memory, where that was asked for."""
     if not request.features.device_reads_host:
         return []
     assert request.device is not None
     found, reasons = [], dict[str, list[str]]()
-    for arrays in frame.nodes:
-        kind = str(arrays.kind)
-        if (reader := readers.get(kind)) is None:
+    for arrays in (*frame.nodes, *frame.edges):
+        if (reader := readers.get(arrays.kind)) is None:
             continue
-        reason: str | None = "they do not lie in the memory of this host"
-        if isinstance(reader, MappedRows):
-            maps = reader.maps()
-            count = sum(map(len, next(iter(maps.values()))))
-            reason = f"{count} rows are more than 32-bit places name"
-            if count <= _MAX_PLACES:
-                filled = [each for each in arrays.features if each.column.row_bytes]
-                reason = request.device.read_host({each.name: maps[each.feature] for each in filled})
+        reason = _why_not_read(request.device, arrays, reader)
         if reason is None:
-            found.append(kind)
+            found.append(arrays.kind)
         else:
-            reasons.setdefault(reason, []).append(kind)
+            reasons.setdefault(reason, []).append(type_name(arrays.kind))
     for reason, kinds in reasons.items():
         logger.warning(
             "feature_memory_device: batches bring the rows of %s, the device does not read them: %s",
@@ -440,6 +434,21 @@ def _read_by_device(
             reason,
         )
     return found
+
+
+def _why_not_read(device: DeviceMemory, arrays: TypeArrays, reader: RowReader) -> str | None:
+    """Have the device read the rows of a type. Return why it does not, or ``None``."""
+    if not isinstance(reader, MappedRows):
+        return "they do not lie in the memory of this host"
+    maps = reader.maps()
+    parts = next(iter(maps.values()))
+    if not isinstance(arrays.kind, str) and len(parts) > 1:
+        return f"edges lie in {len(parts)} partitions"
+    if (count := sum(map(len, parts))) > _MAX_PLACES:
+        return f"{count} rows are more than 32-bit places name"
+    return device.read_host(
+        {each.name: maps[each.feature] for each in arrays.features if each.column.row_bytes}
+    )
 
 
 def _ranks_of(request: SourceRequest, graph_digest: str) -> HostRanks | None:
