@@ -15,32 +15,38 @@
 namespace gigl {
 namespace {
 
-void BindGather(const std::vector<Rows>& parts, const Array<const int64_t>& bounds,
-                const Array<const int64_t>& positions, const MutableRows& out) {
-  Require(bounds.shape(0) == parts.size() + 1, "bounds must have one entry more than there are parts");
-  Require(bounds(0) == 0, "bounds must start at 0");
+void BindGather(const std::vector<std::vector<Rows>>& columns, const Array<const int64_t>& bounds,
+                const Array<const int64_t>& positions, const std::vector<MutableRows>& out, ReadOrder order) {
+  Require(bounds.shape(0) > 0 && bounds(0) == 0, "bounds must start at 0");
   RequireRising(Span(bounds));
-  Require(out.shape(0) == positions.shape(0), "out and positions differ in length");
-  std::vector<const std::byte*> data;
-  for (size_t p = 0; p < parts.size(); ++p) {
-    Require(parts[p].shape(1) == out.shape(1), "all parts and out need rows of the same size");
-    Require(static_cast<int64_t>(parts[p].shape(0)) == bounds(p + 1) - bounds(p), "a part has other rows than its bounds say");
-    data.push_back(reinterpret_cast<const std::byte*>(parts[p].data()));
+  Require(columns.size() == out.size(), "there must be as many columns as outputs");
+  const size_t num_parts = bounds.shape(0) - 1;
+  std::vector<Column> copies;
+  for (size_t c = 0; c < columns.size(); ++c) {
+    Require(columns[c].size() == num_parts, "bounds must have one entry more than there are parts");
+    Require(out[c].shape(0) == positions.shape(0), "out and positions differ in length");
+    Column& copy = copies.emplace_back(
+        Column{{}, static_cast<int64_t>(out[c].shape(1)), reinterpret_cast<std::byte*>(out[c].data())});
+    for (size_t p = 0; p < num_parts; ++p) {
+      const Rows& part = columns[c][p];
+      Require(part.shape(1) == out[c].shape(1), "all parts and out need rows of the same size");
+      Require(static_cast<int64_t>(part.shape(0)) == bounds(p + 1) - bounds(p), "a part has other rows than its bounds say");
+      copy.parts.push_back(reinterpret_cast<const std::byte*>(part.data()));
+    }
   }
   int64_t wrong;
   {
     ReleaseGil release;
-    wrong = Gather(data, Span(bounds), Span(positions), static_cast<int64_t>(out.shape(1)),
-                   reinterpret_cast<std::byte*>(out.data()));
+    wrong = Gather(copies, Span(bounds), Span(positions), order);
   }
   Require(wrong < 0, "position " + std::to_string(wrong < 0 ? 0 : positions(wrong)) + " lies outside [0, " +
-                         std::to_string(bounds(parts.size())) + ")");
+                         std::to_string(bounds(num_parts)) + ")");
 }
 
 using Indices = std::optional<Array<const int64_t>>;
 
 void CopyChecked(const Rows& source, const Indices& rows, const Indices& places, const MutableRows& out, int64_t first,
-                 uint32_t* crc) {
+                 ReadOrder order, uint32_t* crc) {
   Require(source.shape(1) == out.shape(1), "source and out need rows of the same size");
   const size_t count = rows ? rows->shape(0) : places ? places->shape(0) : source.shape(0);
   Require(!places || places->shape(0) == count, "rows and places differ in length");
@@ -52,7 +58,7 @@ void CopyChecked(const Rows& source, const Indices& rows, const Indices& places,
     wrong = CopyRows(block, rows ? Span(*rows) : std::span<const int64_t>(),
                      places ? Span(*places) : std::span<const int64_t>(), static_cast<int64_t>(count),
                      static_cast<int64_t>(out.shape(1)), reinterpret_cast<std::byte*>(out.data()),
-                     static_cast<int64_t>(out.shape(0)), crc);
+                     static_cast<int64_t>(out.shape(0)), order, crc);
   }
   if (wrong < 0) return;
   const int64_t row = rows ? (*rows)(wrong) : wrong + first;
@@ -62,13 +68,14 @@ void CopyChecked(const Rows& source, const Indices& rows, const Indices& places,
                      std::to_string(out.shape(0)) + ") cannot be copied");
 }
 
-void BindCopyRows(const Rows& source, const Indices& rows, const Indices& places, const MutableRows& out, int64_t first) {
-  CopyChecked(source, rows, places, out, first, nullptr);
+void BindCopyRows(const Rows& source, const Indices& rows, const Indices& places, const MutableRows& out, int64_t first,
+                  ReadOrder order) {
+  CopyChecked(source, rows, places, out, first, order, nullptr);
 }
 
 uint32_t BindCopyRowsCrc(const Rows& source, const Indices& rows, const Indices& places, const MutableRows& out,
                          uint32_t crc, int64_t first) {
-  CopyChecked(source, rows, places, out, first, &crc);
+  CopyChecked(source, rows, places, out, first, ReadOrder::kGiven, &crc);
   return crc;
 }
 
@@ -145,9 +152,18 @@ void BindDequantize(const Rows& packed, int bits, const Scales& scales, const Sc
 
 void BindRows(nb::module_& m) {
   using namespace nb::literals;
-  m.def("gather", &BindGather, "parts"_a.noconvert(), "bounds"_a.noconvert(), "positions"_a.noconvert(), "out"_a.noconvert());
+  nb::enum_<ReadOrder>(m, "ReadOrder")
+      .value("GIVEN", ReadOrder::kGiven)
+      .value("ASCENDING", ReadOrder::kAscending)
+      .value("MEASURED", ReadOrder::kMeasured);
+  nb::class_<OrderMeasurements>(m, "OrderMeasurements")
+      .def(nb::init<>())
+      .def("next", &OrderMeasurements::Next)
+      .def("add", &OrderMeasurements::Add, "order"_a, "ns_per_row"_a);
+  m.def("gather", &BindGather, "columns"_a.noconvert(), "bounds"_a.noconvert(), "positions"_a.noconvert(),
+        "out"_a.noconvert(), nb::kw_only(), "order"_a = ReadOrder::kMeasured);
   m.def("copy_rows", &BindCopyRows, "source"_a.noconvert(), "rows"_a.noconvert().none(), "places"_a.noconvert().none(),
-        "out"_a.noconvert(), nb::kw_only(), "first"_a = 0);
+        "out"_a.noconvert(), nb::kw_only(), "first"_a = 0, "order"_a = ReadOrder::kMeasured);
   m.def("copy_rows_crc", &BindCopyRowsCrc, "source"_a.noconvert(), "rows"_a.noconvert().none(),
         "places"_a.noconvert().none(), "out"_a.noconvert(), "crc"_a, nb::kw_only(), "first"_a = 0);
   m.def("split_by_owner", &BindSplitByOwner, "values"_a.noconvert(), "bounds"_a.noconvert());

@@ -204,25 +204,28 @@ class LocalFeatures:
 
     def __init__(self, graph: Graph, columns: ColumnPlan) -> None:
         schema, parts = graph.schema, range(graph.schema.num_partitions)
-        self._stored: dict[tuple[NodeType | EdgeType, str], tuple[list[Bytes], Int64Array]] = {}
-        """Of each column: a matrix of bytes per partition, and the number of the first row of each."""
+        self._stored: dict[tuple[NodeType | EdgeType, str], list[Bytes]] = {}
+        """Of each column: a matrix of bytes per partition."""
+        self._bounds: dict[NodeType | EdgeType, Int64Array] = {}
+        """The number of the first row of each partition, and the end of the last."""
         for node_type, names in columns.nodes.items():
+            self._bounds[node_type] = graph.bounds(node_type)
             for name in names:
                 row_bytes = schema.nodes[node_type].columns[name].row_bytes
                 rows = [as_rows(graph.node_column(node_type, name, part), row_bytes) for part in parts]
-                self._stored[node_type, name] = (rows, graph.bounds(node_type))
+                self._stored[node_type, name] = rows
         for edge_type, names in columns.edges.items():
-            bounds = slot_bounds(graph, edge_type)
+            self._bounds[edge_type] = slot_bounds(graph, edge_type)
             for name in names:
                 row_bytes = schema.edges[edge_type].columns[name].row_bytes
                 rows = [as_rows(graph.edge_column(edge_type, name, part), row_bytes) for part in parts]
-                self._stored[edge_type, name] = (rows, bounds)
+                self._stored[edge_type, name] = rows
 
     def gather(self, wants: Sequence[GatherRequest]) -> None:
         for want in wants:
-            for name, out in zip(want.columns, want.out, strict=True):
-                parts, bounds = self._stored[want.kind, name]
-                gather(parts, bounds, want.rows, out)
+            if want.columns:
+                columns = [self._stored[want.kind, name] for name in want.columns]
+                gather(columns, self._bounds[want.kind], want.rows, want.out)
 
 
 def slot_bounds(graph: Graph, edge_type: EdgeType) -> Int64Array:

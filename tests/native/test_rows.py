@@ -10,7 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigl_loader import native
+from gigl_loader.native import ReadOrder
 from tests.support import oracle
+
+ORDERS = [ReadOrder.GIVEN, ReadOrder.ASCENDING, ReadOrder.MEASURED]
 
 
 @settings(max_examples=150)
@@ -21,9 +24,10 @@ from tests.support import oracle
     room=st.integers(0, 20),
     first=st.sampled_from([0, 7, 2**40]),
     seed=st.integers(0, 5),
+    order=st.sampled_from(ORDERS),
 )
 def test_copy_rows_equals_indexing(
-    *, width: int, source_rows: int, picks: list[int], room: int, first: int, seed: int
+    *, width: int, source_rows: int, picks: list[int], room: int, first: int, seed: int, order: ReadOrder
 ) -> None:
     random = np.random.default_rng(seed)
     source = random.integers(0, 256, (source_rows, width), np.uint8)
@@ -31,15 +35,16 @@ def test_copy_rows_equals_indexing(
     places = random.permutation(len(rows) + room)[: len(rows)]
     out, expected = (np.full((len(rows) + room, width), 7, np.uint8) for _ in range(2))
     expected[places] = source[rows]
-    native.copy_rows(source, rows + first, places, out, first=first)
+    native.copy_rows(source, rows + first, places, out, first=first, order=order)
     assert np.array_equal(out, expected)
-    native.copy_rows(source, rows + first, None, out, first=first)
+    native.copy_rows(source, rows + first, None, out, first=first, order=order)
     assert np.array_equal(out[: len(rows)], source[rows])
 
 
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("width", [16, 64, 512, 516])
 @pytest.mark.parametrize("offset", [0, 16])
-def test_large_copies_that_bypass_the_caches_are_exact(width: int, offset: int) -> None:
+def test_large_copies_that_bypass_the_caches_are_exact(width: int, offset: int, order: ReadOrder) -> None:
     random = np.random.default_rng(1)
     source = random.integers(0, 256, (5000, width), np.uint8)
     count = (6 << 20) // width
@@ -47,7 +52,7 @@ def test_large_copies_that_bypass_the_caches_are_exact(width: int, offset: int) 
     memory = np.zeros(count * width + 128, np.uint8)
     start = -memory.ctypes.data % 64 + offset
     out = memory[start : start + count * width].reshape(count, width)
-    native.copy_rows(source, rows, places, out)
+    native.copy_rows(source, rows, places, out, order=order)
     assert np.array_equal(out[places], source[rows])
 
 
@@ -115,8 +120,9 @@ def test_copies_without_rows_or_places_go_in_order() -> None:
 def test_rows_and_places_outside_are_refused(rows: list[int], places: list[int] | None, rule: str) -> None:
     source, out = np.zeros((3, 8), np.uint8), np.zeros((3, 8), np.uint8)
     picked, placed = np.array(rows), None if places is None else np.array(places)
-    with pytest.raises(ValueError, match=rule):
-        native.copy_rows(source, picked, placed, out, first=2)
+    for order in ORDERS:
+        with pytest.raises(ValueError, match=rule):
+            native.copy_rows(source, picked, placed, out, first=2, order=order)
     with pytest.raises(ValueError, match=rule):
         native.copy_rows_crc(source, picked, placed, out, 0, first=2)
 

@@ -131,6 +131,13 @@ def rows(lists: native.Adjacency) -> Any:
     native.copy_rows(source, EVERYONE, EVERYONE, np.empty_like(source))
 
 
+def ordered_rows(lists: native.Adjacency) -> Any:
+    source = np.zeros((NODES, 64), np.uint8)
+    native.copy_rows(
+        source, EVERYONE[::-1].copy(), None, np.empty_like(source), order=native.ReadOrder.ASCENDING
+    )
+
+
 def words(lists: native.Adjacency) -> Any:
     out = np.empty((2, NODES), np.uint64)
     native.philox_words(1, EVERYONE, EVERYONE, out[0], out[1])
@@ -159,6 +166,7 @@ KERNELS: dict[str, Callable[[native.Adjacency], Any]] = {
         lists, None, NODES, np.repeat(HUB, NODES), EVERYONE, np.empty(NODES, np.uint8)
     ),
     "rows": rows,
+    "rows in ascending order": ordered_rows,
     "words": words,
     "distinct numbers": lambda _: native.draw_distinct(1, 2, 3, 10**9, np.empty(100_000, np.int64)),
     "relabelled": lambda _: native.relabel(EVERYONE, EVERYONE),
