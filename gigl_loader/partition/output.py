@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -71,9 +71,9 @@ def resumable_directory(target: Path, *, overwrite: bool, anew: bool) -> Iterato
 
 
 @contextmanager
-def locked_directory(path: Path, refusal: str) -> Iterator[None]:
+def locked_directory(path: Path, refusal: str, flags: int = 0) -> Iterator[None]:
     """Hold the lock of a directory. ``ValueError`` with this message while another process holds it."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -126,15 +126,8 @@ def _prefix(target: Path) -> str:
 
 def _remove_abandoned(target: Path) -> None:
     for path in target.parent.glob(f"{_prefix(target)}*"):
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            continue
-        else:
+        with suppress(ValueError), locked_directory(path, "in use", os.O_DIRECTORY | os.O_NOFOLLOW):
             shutil.rmtree(path, ignore_errors=True)
-        finally:
-            os.close(fd)
 
 
 @contextmanager
@@ -143,13 +136,11 @@ def _locked_temporary(target: Path) -> Iterator[Path]:
         temporary = Path(tempfile.mkdtemp(prefix=_prefix(target), dir=target.parent))
     except UnicodeEncodeError:
         raise ValueError(f"cannot write {str(target)!a}: no path has such a name") from None
-    fd = os.open(temporary, os.O_RDONLY)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield temporary
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        os.close(fd)
+    with locked_directory(temporary, f"another process has {temporary}"):
+        try:
+            yield temporary
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _move(temporary: Path, target: Path, overwrite: bool) -> None:

@@ -14,7 +14,7 @@ from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeType
 from gigl_loader.partition.build import build_graph
 from gigl_loader.partition.glt.layout import (
-    EdgeFiles,
+    Edges,
     FeatureFiles,
     JoinedTable,
     LabelledTable,
@@ -31,33 +31,24 @@ from gigl_loader.partition.views import chain
 _ROWS = 1 << 20
 
 
-def check_book(book: Rows, num_partitions: int, advance: Callable[[int], None]) -> None:
-    """Raise ``FormatError`` unless every entry of a partition book is a partition."""
-    for row, parts in _chunks(book):
-        _require_range(book, row, parts, num_partitions, "partition")
-        advance(len(parts))
-
-
-def check_node_ids(features: Sequence[FeatureFiles], num_nodes: int, advance: Callable[[int], None]) -> None:
-    """Raise ``FormatError`` where features are of nodes that the partition book does not have."""
-    for each in features:
-        for row, ids in _chunks(each.ids):
-            _require_range(each.ids, row, ids, num_nodes, "node id")
-            advance(len(ids))
+def check_range(rows: Rows, end: int, what: str, advance: Callable[[int], None]) -> None:
+    """Raise ``FormatError`` unless all values are in ``0..end - 1``."""
+    for row, values in _chunks(rows):
+        _require_range(rows, row, values, end, what)
+        advance(len(values))
 
 
 def check_edge_ids(
-    edges: EdgeFiles, features: FeatureFiles | None, seen: EdgeIds, advance: Callable[[int], None]
+    edge_ids: Rows, features: FeatureFiles | None, seen: EdgeIds, advance: Callable[[int], None]
 ) -> bool:
     """Note the edge ids of a partition; return whether its features come in the order of its edges.
 
     ``FormatError`` for an id that is out of range, or was there before.
     """
-    assert edges.ids is not None
     in_order = features is not None
     others = _chunks(features.ids) if features is not None else None
-    for row, ids in _chunks(edges.ids):
-        seen.add(edges.ids, row, ids)
+    for row, ids in _chunks(edge_ids):
+        seen.add(edge_ids, row, ids)
         if others is not None:
             in_order &= np.array_equal(ids, next(others)[1])
         advance(len(ids))
@@ -210,8 +201,9 @@ class _Import:
                 f"of the {len(book)} in {book.path.name}"
             )
         advance = tracked(self._progress, f"nodes {node_type}: checking", len(book) + rows)
-        check_book(book, self.layout.num_partitions, advance)
-        check_node_ids(features, len(book), advance)
+        check_range(book, self.layout.num_partitions, "partition", advance)
+        for each in features:
+            check_range(each.ids, len(book), "node id", advance)
         splits = {
             name: chain([TensorTable({"id": saved_tensor(Path(path))}) for path in paths])
             for name, paths in self._splits.get(node_type, {}).items()
@@ -235,7 +227,7 @@ class _Import:
         if self.layout.cached:
             features = [each for each in features if each is not None]
         parts = list(self.layout.edges(edge_type, features))
-        count = sum(len(part.src) for part in parts)
+        count = sum(len(part["src"]) for part in parts)
         book = self.layout.edge_book(edge_type)
         if book is not None and len(book) != count:
             raise FormatError(f"{book.path}: {len(book)} edges, but the partitions hold {count}")
@@ -253,28 +245,28 @@ class _Import:
 
     def _edges_of(
         self,
-        edges: EdgeFiles,
+        edges: Edges,
         features: FeatureFiles | None,
         *,
         wanted: bool,
         seen: EdgeIds,
         advance: Callable[[int], None],
     ) -> Table:
-        table, folder, size = TensorTable(edges.columns), edges.src.path.parent, len(edges.src)
+        table, folder, size = TensorTable(edges), edges["src"].path.parent, len(edges["src"])
         if wanted and size and features is None:
             raise FormatError(f"{folder}: no features of its {size} edges, and other partitions have some")
-        if edges.ids is None:
+        if "id" not in edges:
             if features is not None:
                 raise FormatError(f"{folder}: no eids.pt, so features cannot be matched to edges")
             advance(size)
             return table
         if features is not None and len(features.ids) != size:
             raise FormatError(f"{features.ids.path}: {len(features.ids)} ids for {size} edges")
-        in_order = check_edge_ids(edges, features, seen, advance)
+        in_order = check_edge_ids(edges["id"], features, seen, advance)
         if features is None:
             return table
         if in_order:
-            return TensorTable({**edges.columns, "edge_attr": features.rows})
+            return TensorTable({**edges, "edge_attr": features.rows})
         self.budget.require(_INDEX_BYTES * size, f"the order of the edges of {features.ids.path}")
         self.held_bytes = max(self.held_bytes, _INDEX_BYTES * size)  # Only one table is read at a time.
         return JoinedTable(table, features)

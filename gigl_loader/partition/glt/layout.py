@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -33,29 +33,8 @@ class FeatureFiles:
     rows: Rows
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class EdgeFiles:
-    """Edges of one type in one partition."""
-
-    src: Rows
-    dst: Rows
-    ids: Rows | None
-    weights: Rows | None
-
-    @property
-    def columns(self) -> dict[str, Rows]:
-        """What is there, by the column that it becomes. All have a row for each edge."""
-        found = {"src": self.src, "dst": self.dst, "id": self.ids, "weight": self.weights}
-        return {name: rows for name, rows in found.items() if rows is not None}
-
-    def part(self, start: int, count: int) -> EdgeFiles:
-        """Return ``count`` of the edges, from ``start`` on."""
-        return EdgeFiles(
-            self.src.part(start, count),
-            self.dst.part(start, count),
-            None if self.ids is None else self.ids.part(start, count),
-            None if self.weights is None else self.weights.part(start, count),
-        )
+Edges: TypeAlias = "Mapping[str, Rows]"
+"""Edges of one type in one partition: ``src`` and ``dst``, and ``id`` and ``weight`` if there are any."""
 
 
 class Layout:
@@ -83,7 +62,7 @@ class Layout:
         path = self._book("edge_pb", edge_type)
         return _integers(saved_tensor(path)) if path.exists() else None
 
-    def edges(self, edge_type: EdgeType, features: Sequence[FeatureFiles | None]) -> Iterator[EdgeFiles]:
+    def edges(self, edge_type: EdgeType, features: Sequence[FeatureFiles | None]) -> Iterator[Edges]:
         """Yield the edges of each partition, whose ``features`` are given.
 
         All of them at once where they are cached, and have no features.
@@ -93,24 +72,25 @@ class Layout:
                 yield self._edges_in(self._part(part), edge_type)
             return
         edges, start = self._edges_in(self.root, edge_type), 0
-        counts = [len(each.ids) for each in features if each is not None] or [len(edges.src)]
-        if sum(counts) != len(edges.src):
+        src = edges["src"]
+        counts = [len(each.ids) for each in features if each is not None] or [len(src)]
+        if sum(counts) != len(src):
             raise FormatError(
-                f"{edges.src.path}: {len(edges.src)} edges, but the partitions have features of {sum(counts)}"
+                f"{src.path}: {len(src)} edges, but the partitions have features of {sum(counts)}"
             )
         for count in counts:  # GLT joins the lists in the order of the partitions.
-            yield edges.part(start, count)
+            yield {name: rows.part(start, count) for name, rows in edges.items()}
             start += count
 
-    def _edges_in(self, root: Path, edge_type: EdgeType) -> EdgeFiles:
+    def _edges_in(self, root: Path, edge_type: EdgeType) -> Edges:
         folder = self._of_type(root / "graph", edge_type)
-        ids, weights = folder / "eids.pt", folder / "weights.pt"
-        return EdgeFiles(
-            _integers(saved_tensor(folder / "rows.pt")),
-            _integers(saved_tensor(folder / "cols.pt")),
-            _integers(saved_tensor(ids)) if ids.exists() else None,
-            saved_tensor(weights) if weights.exists() else None,
-        )
+        edges = {"src": saved_tensor(folder / "rows.pt"), "dst": saved_tensor(folder / "cols.pt")}
+        if (path := folder / "eids.pt").exists():
+            edges["id"] = saved_tensor(path)
+        edges = {name: _integers(rows) for name, rows in edges.items()}
+        if (path := folder / "weights.pt").exists():
+            edges["weight"] = saved_tensor(path)
+        return edges
 
     def features(self, kind: NodeType | EdgeType) -> Iterator[FeatureFiles | None]:
         """Yield the features in each partition, ``None`` where there are none."""
