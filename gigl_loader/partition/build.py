@@ -140,46 +140,36 @@ def _build(
     encoded, vocabularies = encode_columns(job, given)
     numbered, texts = number_text_ids(job, encoded)
     try:
-        tables = _with_known_ids(job, given, numbered, texts)
-        return _write_graph(
-            job,
-            tables,
-            assigner,
-            given=given,
-            texts=texts,
-            vocabularies=vocabularies,
-            allow_empty=allow_empty,
-        )
+        tables = numbered
+        if numbered.unknown_ids == "add":
+            known = directories_of(job, numbered)
+            tables = add_unknown_nodes(job, numbered, known)
+            if any(each.added for each in tables.nodes.values()):
+                for each in unknown_ids(given, texts, known):
+                    logger.warning("added as nodes: %s", each.line)
+        schema, directories = _write_graph(job, tables, assigner, texts, vocabularies)
+        _tell_left_out(job, given, texts, directories)
     except UnknownIds as error:
         if found := unknown_ids(given, texts, directories_of(job, numbered)):
             raise unknown_refused(given, found) from error
         raise
-
-
-def _with_known_ids(
-    job: Job, given: GraphTables, numbered: GraphTables, texts: Mapping[NodeType, TextIds]
-) -> GraphTables:
-    """Return the tables with nodes that are added for unknown ids, if the tables say so."""
-    if numbered.unknown_ids != "add":
-        return numbered
-    known = directories_of(job, numbered)
-    tables = add_unknown_nodes(job, numbered, known)
-    if any(each.added for each in tables.nodes.values()):
-        for each in unknown_ids(given, texts, known):
-            logger.warning("added as nodes: %s", each.line)
-    return tables
+    if given.edges and not allow_empty:
+        _require_edges(job, given, {**schema.labels, **schema.edges})
+    data = Manifest(schema, {"assigner": assigner.name}, job.files, version_for(schema)).to_bytes()
+    sink = job.folder.create(MANIFEST_NAME, len(data))
+    sink.write(0, data)
+    sink.close()
+    return schema
 
 
 def _write_graph(
     job: Job,
     numbered: GraphTables,
     assigner: Assigner | GraphAssigner,
-    *,
-    given: GraphTables,
     texts: Mapping[NodeType, TextIds],
     vocabularies: Vocabularies,
-    allow_empty: bool,
-) -> GraphSchema:
+) -> tuple[GraphSchema, dict[NodeType, Directory]]:
+    """Write all files but the manifest. Return the schema, and where the nodes lie."""
     relations = read_relations(job, numbered)
     tables = quantize_columns(job, hold_out_edges(job, numbered))
     owners = assigner.plan(job, tables) if isinstance(assigner, GraphAssigner) else assigner
@@ -213,15 +203,7 @@ def _write_graph(
             index_times(job, schema, edge_type, time)
             for weight in schema.edges[edge_type].weights:
                 index_timed_weights(job, schema, edge_type, time, weight)
-    _tell_left_out(job, given, texts, directories)
-    if given.edges and not allow_empty:
-        _require_edges(job, given, {**labels, **edges})
-    manifest = Manifest(schema, {"assigner": assigner.name}, job.files, version_for(schema))
-    data = manifest.to_bytes()
-    sink = job.folder.create(MANIFEST_NAME, len(data))
-    sink.write(0, data)
-    sink.close()
-    return schema
+    return schema, directories
 
 
 def _write_lists(
