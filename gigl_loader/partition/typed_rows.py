@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 
 import numpy as np
 
-from gigl_loader.arrays import Array
+from gigl_loader.arrays import Array, BoolArray
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import EdgeType
 from gigl_loader.partition.array_table import ArrayTable
 from gigl_loader.partition.readers import TEXT, Table, numbered
-from gigl_loader.partition.views import TableView, reader_of
+from gigl_loader.partition.views import ChosenRows, reader_of
 
 _MAX_PAIRS = 1024
 """The table is read for each of them."""
@@ -54,18 +54,15 @@ def tables_by_type(kind: EdgeType, table: Table) -> dict[EdgeType, Table]:
     return found
 
 
-class RowsOfTypes(TableView):
+class RowsOfTypes(ChosenRows):
     """The rows of a table that have some texts in some columns, without these columns."""
 
     def __init__(self, table: Table, wanted: Mapping[str, str], given_type: EdgeType) -> None:
         super().__init__(table)
         self._given_type = given_type
         self._wanted = dict(wanted)
+        self.tested = list(wanted)
         self.columns = {name: kind for name, kind in table.columns.items() if name not in wanted}
-
-    @cached_property
-    def _num_rows(self) -> int:
-        return sum(len(places) for _, places, _ in self._places([]))
 
     @property
     def given_type(self) -> EdgeType:
@@ -75,28 +72,15 @@ class RowsOfTypes(TableView):
     def num_rows(self) -> int:
         return self._num_rows
 
-    def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
-        for _, places, chunk in self._places(names, rows):
-            if len(places):
-                yield {name: chunk[name][places] for name in names}
+    @cached_property
+    def _num_rows(self) -> int:
+        return sum(len(places) for _, places, _ in self._chosen([], _ROWS))
 
-    def where(self, column: str, row: int) -> str:
-        for first, places, _ in self._places([]):
-            if row < len(places):
-                return self._table.where(column, first + int(places[row]))
-            row -= len(places)
-        return self._table.where(column, row)
-
-    def _places(
-        self, names: Sequence[str], rows: int = _ROWS
-    ) -> Iterator[tuple[int, Array, dict[str, Array]]]:
-        """Yield for each chunk the number of its first row, the places of wanted rows, and its columns."""
-        read = list(dict.fromkeys([*self._wanted, *names]))
-        for first, chunk in numbered(self._table, read, rows):
-            mask = np.ones(len(chunk[read[0]]), np.bool_)
-            for name, text in self._wanted.items():
-                mask &= chunk[name] == text
-            yield first, np.flatnonzero(mask), chunk
+    def _is_chosen(self, chunk: Mapping[str, Array], first_row: int) -> BoolArray:
+        found = np.ones(len(chunk[self.tested[0]]), np.bool_)
+        for name, text in self._wanted.items():
+            found &= chunk[name] == text
+        return found
 
     def _over(self, table: Table) -> RowsOfTypes:
         return RowsOfTypes(table, self._wanted, self._given_type)

@@ -6,15 +6,18 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from gigl_loader.arrays import Array, first_true
+from gigl_loader.arrays import Array, BoolArray, Int64Array, first_true
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column, EdgeType
 from gigl_loader.partition.readers import TEXT, Kind, Table, numbered, shards_of, stamp_of
 from gigl_loader.tensors import STORAGE_DTYPES
+
+_ROWS = 1 << 16
 
 
 class TableView:
@@ -100,6 +103,31 @@ def reader_of(table: Table) -> Table:
 def readers_of(table: Table) -> list[Table]:
     """Return all tables that read files, under all views."""
     return getattr(table, "readers", [table])
+
+
+class ChosenRows(TableView):
+    """Those rows of a table that some of its columns say."""
+
+    tested: Sequence[str]
+    """Columns that say whether a row is chosen."""
+
+    def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
+        for _, places, chunk in self._chosen(names, rows):
+            if len(places):
+                yield {name: chunk[name][places] for name in names}
+
+    def where(self, column: str, row: int) -> str:
+        numbers = (first + int(place) for first, places, _ in self._chosen([], _ROWS) for place in places)
+        return self._table.where(column, next(islice(numbers, row, None)))
+
+    def _chosen(self, names: Sequence[str], rows: int) -> Iterator[tuple[int, Int64Array, dict[str, Array]]]:
+        """Yield for each chunk the number of its first row, the places of chosen rows, and its columns."""
+        for first, chunk in numbered(self._table, list(dict.fromkeys([*self.tested, *names])), rows):
+            yield first, np.flatnonzero(self._is_chosen(chunk, first)), chunk
+
+    def _is_chosen(self, chunk: Mapping[str, Array], first_row: int) -> BoolArray:
+        """Return which rows of a chunk are chosen, bool [R]."""
+        raise NotImplementedError
 
 
 class ChainedTable:

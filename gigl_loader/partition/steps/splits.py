@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,11 @@ from gigl_loader.errors import FormatError
 from gigl_loader.graph.ids import Directory
 from gigl_loader.graph.schema import Column, EdgeSplits, NodeType, held_out_list, type_name
 from gigl_loader.partition.job import Job, run_on_shards
-from gigl_loader.partition.readers import Kind, Table, first_rows, numbered, shards_of
+from gigl_loader.partition.readers import Table, first_rows, numbered, shards_of
 from gigl_loader.partition.reversed_edges import with_equal_splits
 from gigl_loader.partition.steps.ids import as_ids, find_all, require_integers
 from gigl_loader.partition.table import SPLIT_MASKS, GraphTables, NodeTable, edge_roles, is_mask
-from gigl_loader.partition.views import ProjectedTable, Projection
+from gigl_loader.partition.views import ChosenRows, ProjectedTable, Projection, TableView
 from gigl_loader.splits import edges_by_split, hash_splits
 
 _NUMBERED = ("train", "val", "test")
@@ -165,98 +165,76 @@ def hold_out_edges(job: Job, given: GraphTables) -> GraphTables:
         held = set() if given.message_edges is None else set(rule.fractions) - set(given.message_edges)
         for name in ("src", "dst"):
             require_integers(table, name)
-        split, step = _SplitTable(table, rule, held), f"edges {','.join(edge_type)}: splitting"
-        found = run_on_shards(job, table, f"splits/{type_name(edge_type)}", step, split.count)
+        step = f"edges {','.join(edge_type)}: splitting"
+        found = run_on_shards(job, table, f"splits/{type_name(edge_type)}", step, partial(_count, rule))
         counts = {name: sum(each["counts"][name] for each in found) for name in rule.fractions}
         splits[edge_type] = replace(rule, counts=counts)
         num_held = sum(counts[name] for name in held)
         if held:
-            kept = FilteredTable(split, num_rows=table.num_rows - num_held, held=False)
-            out = FilteredTable(split, num_rows=num_held, held=True)
-            edges[edge_type] = kept
+            edges[edge_type] = FilteredTable(
+                table, rule, held, num_rows=table.num_rows - num_held, keeps=True
+            )
+            out = FilteredTable(table, rule, held, num_rows=num_held, keeps=False)
             pairs = {name: Projection((name,)) for name in edge_roles(edge_type)}
             labels[held_out_list(edge_type)] = ProjectedTable(out, pairs)
     return replace(given, edges=edges, splits=splits, labels=labels, message_edges=None)
 
 
-class _SplitTable:
-    """A table of edges that knows of each whether it is held out."""
-
-    def __init__(self, table: Table, rule: EdgeSplits, held: Collection[str]) -> None:
-        self.table = table
-        self._rule = rule
-        self._held = held
-
-    def over(self, table: Table) -> _SplitTable:
-        """Return the same rule over a shard."""
-        return _SplitTable(table, self._rule, self._held)
-
-    def count(self, job: Job, shard: Table) -> dict[str, Any]:
-        """Count the edges of a shard in each split."""
-        counts = dict.fromkeys(self._rule.fractions, 0)
-        for row, chunk in numbered(shard, ["src", "dst"], _EDGE_ROWS):
-            for name, which in self.over(shard)._by_split(chunk, row).items():
-                counts[name] += int(np.count_nonzero(which))
-            job.advance(len(chunk["src"]))
-        return {"counts": counts, "rows": shard.num_rows}
-
-    def held(self, chunk: Mapping[str, Array], first_row: int) -> BoolArray:
-        """Return which edges of a chunk are held out, bool [R]."""
-        found = np.zeros(len(chunk["src"]), np.bool_)
-        for name, which in self._by_split(chunk, first_row).items():
-            if name in self._held:
-                found |= which
-        return found
-
-    def _by_split(self, chunk: Mapping[str, Array], first_row: int) -> dict[str, BoolArray]:
-        src, dst = (as_ids(self.table, name, chunk[name], first_row) for name in ("src", "dst"))
-        return edges_by_split(self._rule, src, dst)
-
-
-class FilteredTable:
+class FilteredTable(ChosenRows):
     """The edges of a table that are held out, or those that are kept, with their ids in the whole table."""
 
-    def __init__(self, split: _SplitTable, *, num_rows: int, held: bool, first_row: int = 0) -> None:
-        self._split = split
-        self._held = held
-        self._first_row = first_row
-        self._table = split.table
-        self.name = self._table.name
-        self.num_rows = num_rows
-        self.columns: Mapping[str, Kind] = {"id": Column("I64"), **self._table.columns}
+    tested = ("src", "dst")
 
-    def shards(self, rows: int) -> list[FilteredTable]:
+    def __init__(
+        self, table: Table, rule: EdgeSplits, held: Collection[str], *, num_rows: int, keeps: bool
+    ) -> None:
+        """``held`` are the splits of edges that are held out. Those that are not are here if it ``keeps``."""
+        super().__init__(table)
+        self._rule, self._held, self._keeps = rule, held, keeps
+        self._first_row = 0
+        self._num_rows = num_rows
+        self.columns = {"id": Column("I64"), **table.columns}
+
+    @property
+    def num_rows(self) -> int:
+        return self._num_rows
+
+    def shards(self, rows: int) -> list[TableView]:
         """Return shards. Their ``num_rows`` are bounds: which rows they keep is known when they are read."""
         found = shards_of(self._table, rows)
-        return [
-            FilteredTable(
-                self._split.over(shard),
-                num_rows=shard.num_rows,
-                held=self._held,
-                first_row=self._first_row + row,
-            )
-            for shard, row in zip(found, first_rows(found), strict=False)
-        ]
+        return [self._shard(shard, row) for shard, row in zip(found, first_rows(found), strict=False)]
+
+    def _shard(self, table: Table, first_row: int) -> FilteredTable:
+        shard = FilteredTable(table, self._rule, self._held, num_rows=table.num_rows, keeps=self._keeps)
+        shard._first_row = self._first_row + first_row
+        return shard
 
     def read(self, names: Sequence[str], rows: int) -> Iterator[dict[str, Array]]:
-        for row, chunk, chosen in self._chosen(names, rows):
-            found = {
-                "id": self._first_row + row + chosen,
-                **{name: values[chosen] for name, values in chunk.items()},
-            }
-            yield {name: found[name] for name in names}
+        stored = [name for name in names if name in self._table.columns]
+        for row, places, chunk in self._chosen(stored, rows):
+            chosen = {name: chunk[name][places] for name in stored}
+            yield {name: chosen[name] if name in chosen else self._first_row + row + places for name in names}
 
-    def where(self, column: str, row: int) -> str:
-        """Return the place in the whole table, which is read for it."""
-        numbers = (first + int(each) for first, _, chosen in self._chosen([], _EDGE_ROWS) for each in chosen)
-        return self._table.where(column, next(islice(numbers, row, None)))
+    def _is_chosen(self, chunk: Mapping[str, Array], first_row: int) -> BoolArray:
+        found = np.full(len(chunk["src"]), self._keeps)
+        for name, which in _by_split(self._rule, self._table, chunk, first_row).items():
+            if name in self._held:
+                found[which] = not self._keeps
+        return found
 
-    def _chosen(
-        self, names: Sequence[str], rows: int
-    ) -> Iterator[tuple[int, dict[str, Array], np.ndarray[tuple[int], np.dtype[np.int64]]]]:
-        """Yield each chunk with the number of its first row, and which of its rows are in this table."""
-        wanted = [*dict.fromkeys(("src", "dst", *names))]
-        stored = [name for name in wanted if name in self._table.columns]
-        for row, chunk in numbered(self._table, stored, rows):
-            held = self._split.held(chunk, row)
-            yield row, chunk, np.flatnonzero(held if self._held else ~held)
+
+def _count(rule: EdgeSplits, job: Job, shard: Table) -> dict[str, Any]:
+    """Count the edges of a shard in each split."""
+    counts = dict.fromkeys(rule.fractions, 0)
+    for row, chunk in numbered(shard, ["src", "dst"], _EDGE_ROWS):
+        for name, which in _by_split(rule, shard, chunk, row).items():
+            counts[name] += int(np.count_nonzero(which))
+        job.advance(len(chunk["src"]))
+    return {"counts": counts, "rows": shard.num_rows}
+
+
+def _by_split(
+    rule: EdgeSplits, table: Table, chunk: Mapping[str, Array], first_row: int
+) -> dict[str, BoolArray]:
+    src, dst = (as_ids(table, name, chunk[name], first_row) for name in ("src", "dst"))
+    return edges_by_split(rule, src, dst)
