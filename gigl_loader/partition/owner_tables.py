@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from gigl_loader.arrays import Array, Int64Array, first_true
+from gigl_loader.arrays import Int64Array, first_true
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.ids import Directory, TextIds
 from gigl_loader.graph.manifest import text_ids_path
@@ -18,7 +18,7 @@ from gigl_loader.partition.assigners import Owners
 from gigl_loader.partition.job import Job
 from gigl_loader.partition.readers import TEXT, Table, numbered, stamp_of
 from gigl_loader.partition.sources import ColumnOptions, open_table
-from gigl_loader.partition.steps.ids import as_ids, node_ids_of, require_integers
+from gigl_loader.partition.steps.ids import NumberedTable, as_ids, find_all, node_ids_of, require_integers
 from gigl_loader.partition.table import GraphTables
 
 _UNKNOWN = -1
@@ -114,7 +114,11 @@ class _Reading:
         names = ["id", "part"] if self._named else ["part"]
         for row, chunk in numbered(self._table, names, self._job.budget.chunk_rows(_TEXT_BYTES)):
             size = len(chunk["part"])
-            ranks = self._ranks(chunk, row, size)
+            ids = chunk.get("id", np.arange(row, row + size))
+            name = "id" if self._named else "part"
+            ranks = find_all(
+                self._nodes, ids, node_type=self._node_type, table=self._table, name=name, first_row=row
+            )
             parts = as_ids(self._table, "part", chunk["part"], row)
             self._check_parts(parts, ranks, row)
             self._refuse_repeated(ranks, row)
@@ -124,7 +128,7 @@ class _Reading:
         return self._owners.astype(np.uint16)
 
     def _check_ids(self) -> None:
-        """Raise ``FormatError`` unless the table names nodes as the graph's tables do."""
+        """Read texts as numbers. ``FormatError`` unless the table names nodes as the graph's tables do."""
         if self._named and self._texts is None:
             require_integers(self._table, "id")
         elif self._texts is not None and self._table.columns.get("id") != TEXT:
@@ -133,24 +137,8 @@ class _Reading:
                 f"{self._table.name}, column 'id': {what}; nodes of type {self._node_type!r} have texts for "
                 "ids"
             )
-
-    def _ranks(self, chunk: Mapping[str, Array], row: int, size: int) -> Int64Array:
-        if not self._named:
-            ids: Array = np.arange(row, row + size)
-            ranks = self._nodes.find(ids)
         elif self._texts is not None:
-            ids = chunk["id"]
-            ranks = self._texts.find(ids.tolist())
-        else:
-            ids = as_ids(self._table, "id", chunk["id"], row)
-            ranks = self._nodes.find(ids)
-        unknown = np.flatnonzero(ranks < 0)
-        if len(unknown):
-            at = int(unknown[0])
-            raise FormatError(
-                f"{self._where(row + at)}: unknown node id {ids.tolist()[at]!r} of type {self._node_type!r}"
-            )
-        return ranks
+            self._table = NumberedTable(self._table, {"id": self._texts}, {"id": self._node_type})
 
     def _check_parts(self, parts: Int64Array, ranks: Int64Array, row: int) -> None:
         if (at := first_true((parts < 0) | (parts >= self._job.num_partitions))) is not None:

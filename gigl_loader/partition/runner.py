@@ -84,7 +84,11 @@ class Runner:
 
         Raises what the first of the tasks that fail raised, whichever of them failed first.
         """
-        advance = job.track(self._title(job, stage), stage.num_rows)
+        title = stage.step
+        if self._is_sent_out(stage):
+            memory_bytes = self.task_budget(job, stage.num_rows).total
+            title += f" ({stage.num_tasks} tasks, {memory_bytes / 1e6:,.0f} MB each)"
+        advance = job.track(title, stage.num_rows)
         results: dict[int, TaskResult] = {}
         for task in range(stage.num_tasks):
             result = self._find(job, stage, task)
@@ -104,13 +108,6 @@ class Runner:
 
     def _is_sent_out(self, stage: Stage) -> bool:
         return self._executor is not None and stage.num_rows >= _FEW_ROWS
-
-    def _title(self, job: Job, stage: Stage) -> str:
-        """Return the step of a stage for people, with number and memory of tasks that are sent out."""
-        if not self._is_sent_out(stage):
-            return stage.step
-        memory_bytes = self.task_budget(job, stage.num_rows).total
-        return f"{stage.step} ({stage.num_tasks} tasks, {memory_bytes / 1e6:,.0f} MB each)"
 
     def _find(self, job: Job, stage: Stage, task: int) -> TaskResult | None:
         """Return the result of a task that an earlier build has done, if its files are there."""

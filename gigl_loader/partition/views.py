@@ -275,20 +275,15 @@ def _said(kind: Kind | None) -> str:
     return f"{kind.dtype} {list(kind.shape)}" + (f" in {kind.unit}" if kind.unit else "")
 
 
-def _text_kind(table: Table, name: str, kind: Kind) -> Kind:
-    """Return the kind of a column that is converted to texts: of integers, or of texts already."""
-    integers = isinstance(kind, Column) and not kind.shape and STORAGE_DTYPES[kind.dtype].kind in "iu"
-    if kind != TEXT and not integers:
-        raise FormatError(f"{table.name}, column {name!r}: {_said(kind)} cannot be read as texts")
-    return TEXT
-
-
 def _projected_kind(table: Table, name: str, projection: Projection) -> Kind:
     kinds = [table.columns[source] for source in projection.sources]
     if not projection.stacked:
         kind = kinds[0]
         if projection.dtype == "TEXT":
-            return _text_kind(table, name, kind)
+            are_integers = isinstance(kind, Column) and not kind.shape and kind.dtype[0] in "IU"
+            if kind != TEXT and not are_integers:
+                raise FormatError(f"{table.name}, column {name!r}: {_said(kind)} cannot be read as texts")
+            return TEXT
         return Column(projection.dtype, kind.shape) if projection.dtype and isinstance(kind, Column) else kind
     dtypes, width = [], 0
     for source, kind in zip(projection.sources, kinds, strict=True):

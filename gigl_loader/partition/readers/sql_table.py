@@ -273,7 +273,9 @@ class QueryTable(SqlTable):
         self._query = query.strip().rstrip(";")
         with connected(memory_bytes=_MEMORY, threads=1, temporary=None) as connection:
             try:
-                self._require_select(connection)
+                statements = connection.extract_statements(self._query)
+                if [each.type.name for each in statements] != ["SELECT"]:
+                    raise FormatError(f"{self.name}: a table is one SELECT")
                 self._check_text_files(connection)
                 described: list[Any] = connection.execute(f"DESCRIBE {self._query}").fetchall()
                 self._types = {str(row[0]): str(row[1]) for row in described}
@@ -309,11 +311,6 @@ class QueryTable(SqlTable):
     def _cast(self, name: str) -> str:
         cast = _CASTS.get(self._types[name])
         return f"CAST({quoted(name)} AS {cast})" if cast else quoted(name)
-
-    def _require_select(self, connection: Any) -> None:
-        statements = connection.extract_statements(self._query)
-        if [each.type.name for each in statements] != ["SELECT"]:
-            raise FormatError(f"{self.name}: a table is one SELECT")
 
     def _check_text_files(self, connection: Any) -> None:
         """Raise ``FormatError`` for a file of which DuckDB would leave out lines, or round later values."""

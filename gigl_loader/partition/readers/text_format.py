@@ -154,7 +154,7 @@ def layout_of(path: Path | RemotePath, form: CsvFormat) -> TextLayout:
     name = str(path)
     try:
         with open_bytes(path) as file:
-            head = _read_up_to(file, HEAD_BYTES)
+            head = file.read(HEAD_BYTES)
         with path.open("rb") if isinstance(path, Path) else path.open_file() as raw:
             compression = compression_of(bytes(raw.read(8)))
     except UNREADABLE as error:
@@ -230,14 +230,6 @@ def only_integers(file: BinaryIO, delimiter: bytes) -> bool:
             return False
         before = data[-2:].tobytes()
     return True
-
-
-def _read_up_to(file: BinaryIO, count: int) -> bytes:
-    pieces: list[bytes] = []
-    while count and (piece := file.read(count)):
-        pieces.append(piece)
-        count -= len(piece)
-    return b"".join(pieces)
 
 
 def _decoded(head: bytes, name: str, form: CsvFormat, *, whole: bool) -> str:

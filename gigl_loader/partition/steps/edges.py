@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -280,7 +279,7 @@ class _Spread:
         for name in data.columns:
             rows[_COLUMN + name] = chunk[name]
         for name in data.weights:
-            check_weights(chunk[name], data.columns[name], partial(_where, table, name, row))
+            check_weights(chunk[name], data.columns[name], name, row, table.where)
         if data.relations is not None:
             column = relation_column(data.edge_type)
             assert column is not None
@@ -309,10 +308,6 @@ class _Spread:
             known=not self.data.drops.unknown,
         )
         return positions.astype(end.dtype, copy=False)
-
-
-def _where(table: Table, column: str, first_row: int, row: int) -> str:
-    return table.where(column, first_row + row)
 
 
 @dataclass(frozen=True, slots=True)

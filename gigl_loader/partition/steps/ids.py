@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,13 +13,14 @@ import numpy.typing as npt
 
 from gigl_loader.arrays import Array, Int64Array, first_true
 from gigl_loader.errors import FormatError
-from gigl_loader.graph.ids import Directory
+from gigl_loader.graph.ids import Directory, TextIds
 from gigl_loader.graph.schema import Column, EdgeType, NodeType, type_name
 from gigl_loader.partition.assigners import Assigner, RangeAssigner
 from gigl_loader.partition.exchange import FileExchange
 from gigl_loader.partition.job import Job, Results, Stage
 from gigl_loader.partition.readers import Table, numbered
 from gigl_loader.partition.table import GraphTables, is_mask
+from gigl_loader.partition.views import TableView
 from gigl_loader.tensors import STORAGE_DTYPES
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,10 @@ class NodeIds:
     """The rows of the node table come by ascending id."""
 
 
+NO_ID = (
+    "no id: nothing, or a word for it, such as NULL: leave the rows out, as by SELECT * FROM ... WHERE ... "
+    "IS NOT NULL, or --dtype NAME=text reads the words as ids"
+)
 _AS_TEXTS = "--dtype NAME=text reads ids as texts, in all columns that name these nodes"
 
 
@@ -72,6 +77,36 @@ def as_ids(table: Table, name: str, values: Array, first_row: int) -> Int64Array
 
 class UnknownIds(FormatError):
     """A table names a node that the table of its type does not have."""
+
+
+class NumberedTable(TableView):
+    """A table whose columns of texts read as node ids."""
+
+    def __init__(
+        self, table: Table, texts: Mapping[str, TextIds], types: Mapping[str, NodeType], *, known: bool = True
+    ) -> None:
+        """``texts`` gives the known texts by column, ``types`` the node types of those for messages.
+
+        Unknown texts read as -1, or with ``known`` are ``UnknownIds``.
+        """
+        super().__init__(table)
+        self._known = known
+        self._texts = dict(texts)
+        self._types = dict(types)
+        self.columns = {**table.columns, **dict.fromkeys(texts, Column("I64"))}
+
+    def _values(self, name: str, array: Array, first_row: int) -> Array:
+        if name not in self._texts:
+            return array
+        numbers = self._texts[name].find(array.tolist())
+        unknown = np.flatnonzero(numbers < 0)
+        for at in unknown.tolist():
+            if not array[at]:
+                raise FormatError(f"{self.where(name, first_row + at)}: {NO_ID}")
+            if self._known:
+                what = f"unknown node id {array[at]!r} of type {self._types[name]!r}"
+                raise UnknownIds(f"{self.where(name, first_row + at)}: {what}")
+        return numbers
 
 
 def find_all(

@@ -51,11 +51,14 @@ _WEIGHT_BYTES = 100
 """Working memory while a piece is indexed. Measured: 35 with 8 edges a list, 84 with one; and the weights."""
 
 
-def check_weights(values: Array, column: Column, where: Callable[[int], str]) -> None:
-    """Raise ``FormatError`` naming the place of the first value that is no weight."""
+def check_weights(
+    values: Array, column: Column, name: str, first_row: int, where: Callable[[str, int], str]
+) -> None:
+    """Raise ``FormatError`` naming the place of the first value that is no weight, by column and row."""
     weights = as_float64(values, column.dtype)
     if (row := first_true(~(np.isfinite(weights) & (weights >= 0)))) is not None:
-        raise FormatError(f"{where(row)}: a weight is finite and not negative, got {weights[row]:g}")
+        place = where(name, first_row + row)
+        raise FormatError(f"{place}: a weight is finite and not negative, got {weights[row]:g}")
 
 
 def index_weights(
@@ -67,30 +70,47 @@ def index_weights(
     """
     path = f"weights/{type_name(edge_type)}/{type_name(name)}"
     step = f"edges {','.join(edge_type)}: indexing {name}"
-    run = partial(_index_part, edge_type=edge_type, name=name, edges=edges, check=check)
+    run = partial(_sum_part, edge_type=edge_type, name=name, edges=edges, check=check)
     job.runner.run(job, Stage(path, step, edges.count, job.num_partitions, run))
 
 
-def _index_part(
-    job: Job, part: int, *, edge_type: EdgeType, name: str, edges: EdgeSchema, check: bool
+def _sum_part(
+    job: Job,
+    part: int,
+    *,
+    edge_type: EdgeType,
+    name: str,
+    edges: EdgeSchema,
+    time: str | None = None,
+    check: bool = False,
 ) -> Results:
-    """Write the index of a weight column in one partition."""
+    """Write the running sums of a weight column in one partition, in order of a time if there is one."""
     column, bounds = edges.columns.get(name, Column("F32")), topology_path(part, edge_type)
     file = edges_path(part, edge_type) if name in edges.columns else bounds
     if check:
         for each in {bounds, file}:
             job.opened(each).verify(lambda _: None)
     num_lists, num_edges = len(job.opened(bounds).array("indptr")) - 1, len(job.opened(file).array(name))
-    specs = {"sums": ArraySpec("I64", (num_edges,)), "counts": ArraySpec("I64", (num_lists,))}
-    writer = job.create(weights_path(part, edge_type, name), specs)
-    for indptr in pieces(job, edge_type, part, _WEIGHT_BYTES):
+    specs, path = {"sums": ArraySpec("I64", (num_edges,))}, weights_path(part, edge_type, name)
+    if time is None:
+        specs["counts"] = ArraySpec("I64", (num_lists,))
+    else:
+        path = timed_weights_path(part, edge_type, time, name)
+    writer = job.create(path, specs)
+    for indptr in pieces(job, edge_type, part, _WEIGHT_BYTES if time is None else _BYTES_PER_EDGE):
         begin, end = int(indptr[0]), int(indptr[-1])
         values = job.opened(file).array(name)[begin:end]
         if check:
-            check_weights(values, column, partial(_where, file, name, begin))
+            check_weights(
+                values, column, name, begin, lambda name, row: f"{file}, column {name!r}, row {row}"
+            )
+        if time is not None:
+            slots = job.opened(times_path(part, edge_type, time)).array("slots")[begin:end]
+            values = values[slots.astype(np.int64) - begin]
         sums, counts = running_sums(as_float64(values, column.dtype), indptr - begin)
         writer.append("sums", sums)
-        writer.append("counts", counts)
+        if time is None:
+            writer.append("counts", counts)
         job.advance(end - begin)
     job.finish(writer)
     return {"rows": num_edges}
@@ -108,10 +128,6 @@ def pieces(job: Job, edge_type: EdgeType, part: int, bytes_per_edge: int) -> Ite
         end = min(max(end, first + 1), first + rows)  # Of one list at least.
         yield indptr[first : end + 1]
         first = end
-
-
-def _where(file: str, column: str, first_row: int, row: int) -> str:
-    return f"{file}, column {column!r}, row {first_row + row}"
 
 
 _BYTES_PER_EDGE = 120
@@ -145,7 +161,8 @@ def index_times(job: Job, schema: GraphSchema, edge_type: EdgeType, name: str) -
 
 def index_timed_weights(job: Job, schema: GraphSchema, edge_type: EdgeType, time: str, name: str) -> None:
     """Write the running sums of a weight column in order of a time, whose index is there."""
-    run = partial(_sum_part, schema=schema, edge_type=edge_type, time=time, name=name)
+    edges = schema.edges[edge_type]
+    run = partial(_sum_part, edge_type=edge_type, name=name, edges=edges, time=time)
     job.runner.run(job, _stage(schema, edge_type, [time, name], f"indexing {name} by {time}", run))
 
 
@@ -175,26 +192,6 @@ def _order_part(schema: GraphSchema, edge_type: EdgeType, time: str, job: Job, p
         order = _in_order(times, indptr - begin)
         writer.append("times", times[order])
         writer.append("slots", (order + begin).astype(width))
-        job.advance(end - begin)
-    job.finish(writer)
-    return {"rows": num_edges}
-
-
-def _sum_part(
-    job: Job, part: int, *, schema: GraphSchema, edge_type: EdgeType, time: str, name: str
-) -> Results:
-    """Write the running sums of a weight column in order of a time, in one partition."""
-    stored = schema.edges[edge_type].columns
-    column = stored.get(name, Column("F32"))
-    file = (edges_path if name in stored else topology_path)(part, edge_type)
-    num_edges = len(job.opened(file).array(name))
-    path = timed_weights_path(part, edge_type, time, name)
-    writer = job.create(path, {"sums": ArraySpec("I64", (num_edges,))})
-    for indptr in pieces(job, edge_type, part, _BYTES_PER_EDGE):
-        begin, end = int(indptr[0]), int(indptr[-1])
-        slots = job.opened(times_path(part, edge_type, time)).array("slots")[begin:end]
-        values = job.opened(file).array(name)[begin:end][slots.astype(np.int64) - begin]
-        writer.append("sums", running_sums(as_float64(values, column.dtype), indptr - begin)[0])
         job.advance(end - begin)
     job.finish(writer)
     return {"rows": num_edges}

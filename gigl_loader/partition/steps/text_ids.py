@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gigl_loader.arrays import Array, first_true
+from gigl_loader.arrays import first_true
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.ids import TextIds
 from gigl_loader.graph.manifest import text_ids_path
@@ -16,15 +16,11 @@ from gigl_loader.native import TextIndex
 from gigl_loader.options import MAX_TEXT_ID
 from gigl_loader.partition.job import Job
 from gigl_loader.partition.readers import TEXT, Kind, Table, numbered
-from gigl_loader.partition.steps.ids import UnknownIds
+from gigl_loader.partition.steps.ids import NO_ID, NumberedTable
 from gigl_loader.partition.table import GraphTables, NodeTable, is_mask
-from gigl_loader.partition.views import ProjectedTable, Projection, TableView
+from gigl_loader.partition.views import ProjectedTable, Projection
 
 _ROWS = 1 << 16
-_NO_ID = (
-    "no id: nothing, or a word for it, such as NULL: leave the rows out, as by SELECT * FROM ... WHERE ... "
-    "IS NOT NULL, or --dtype NAME=text reads the words as ids"
-)
 _TEXT_BYTES = 128
 """Of a text while it is a ``str`` in an array: 57 bytes and its characters."""
 
@@ -188,7 +184,7 @@ def _texts_of(job: Job, column: IdColumn) -> Iterator[tuple[int, list[str]]]:
         lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
         if (at := first_true((lengths == 0) | (lengths > MAX_TEXT_ID))) is not None:
             length = int(lengths[at])
-            what = f"an id of {length} characters; at most {MAX_TEXT_ID} are possible" if length else _NO_ID
+            what = f"an id of {length} characters; at most {MAX_TEXT_ID} are possible" if length else NO_ID
             raise FormatError(f"{column.table.where(column.name, row + at)}: {what}")
         yield row, texts
 
@@ -207,33 +203,3 @@ def _numbered_nodes(entry: NodeTable, texts: TextIds, node_type: NodeType, *, kn
     if not rest:
         return NodeTable(count=entry.rows.num_rows, splits=splits, fractions=entry.fractions)
     return NodeTable(ProjectedTable(entry.rows, rest), splits=splits, fractions=entry.fractions)
-
-
-class NumberedTable(TableView):
-    """A table whose columns of texts read as node ids."""
-
-    def __init__(
-        self, table: Table, texts: Mapping[str, TextIds], types: Mapping[str, NodeType], *, known: bool = True
-    ) -> None:
-        """``texts`` gives the known texts by column, ``types`` the node types of those for messages.
-
-        Unknown texts read as -1, or with ``known`` are ``UnknownIds``.
-        """
-        super().__init__(table)
-        self._known = known
-        self._texts = dict(texts)
-        self._types = dict(types)
-        self.columns = {**table.columns, **dict.fromkeys(texts, Column("I64"))}
-
-    def _values(self, name: str, array: Array, first_row: int) -> Array:
-        if name not in self._texts:
-            return array
-        numbers = self._texts[name].find(array.tolist())
-        unknown = np.flatnonzero(numbers < 0)
-        for at in unknown.tolist():
-            if not array[at]:
-                raise FormatError(f"{self.where(name, first_row + at)}: {_NO_ID}")
-            if self._known:
-                what = f"unknown node id {array[at]!r} of type {self._types[name]!r}"
-                raise UnknownIds(f"{self.where(name, first_row + at)}: {what}")
-        return numbers
