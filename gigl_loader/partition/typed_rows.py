@@ -77,10 +77,10 @@ class RowsOfTypes(ChosenRows):
         return sum(len(places) for _, places, _ in self._chosen([], _ROWS))
 
     def _is_chosen(self, chunk: Mapping[str, Array], first_row: int) -> BoolArray:
-        found = np.ones(len(chunk[self.tested[0]]), np.bool_)
+        mask = np.ones(len(chunk[self.tested[0]]), np.bool_)
         for name, text in self._wanted.items():
-            found &= chunk[name] == text
-        return found
+            mask &= chunk[name] == text
+        return mask
 
     def _over(self, table: Table) -> RowsOfTypes:
         return RowsOfTypes(table, self._wanted, self._given_type)
