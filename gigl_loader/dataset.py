@@ -8,6 +8,7 @@ import sys
 import weakref
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from gigl_loader.graph.graph import Graph
@@ -22,7 +23,7 @@ from gigl_loader.sampling.feature_memory import decide_here
 from gigl_loader.sampling.local_store import edges_of
 from gigl_loader.sampling.source import InlineSource
 from gigl_loader.sampling.store import EdgeList
-from gigl_loader.sampling.window import disk_windows, host_windows
+from gigl_loader.sampling.window import host_windows, local_source
 from gigl_loader.topology import Topology, announce_host
 from gigl_loader.workers.process import start_source
 
@@ -345,11 +346,12 @@ class DistDataset(GraphQueries):
             request = replace(request, memory=decide_here(self._graph, request, taken=unfilled_bytes()))
 
         def open_source() -> BatchSource:
-            source = self._worker_source(request) if has_workers else self._inline_source(request)
+            open_inner = partial(self._worker_source if has_workers else self._inline_source, request)
             if not request.has_deferred_features:
-                return source
+                return open_inner()
             if self._membership is None:
-                return disk_windows(source, self._graph, request)
+                return local_source(open_inner, self._graph, request)
+            source = open_inner()
             store = self._store_of_loader(request, threads=2)  # One fetches, one completes.
             return host_windows(source, self._graph, request, store)
 

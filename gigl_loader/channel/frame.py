@@ -59,6 +59,9 @@ RESIDENT, CARRIED_AT = "+resident", "+carried"
 """Arrays of a node type in a frame that leaves out rows: see the module. Plus signs in names of columns are
 encoded."""
 
+POSITION = "position"
+"""Array of a node type in place of all its columns, where they are deferred."""
+
 _MAX_TRACEBACK = 16_000
 _MAX_MESSAGE = 4_000
 
@@ -66,7 +69,7 @@ _MAX_MESSAGE = 4_000
 class Frame:
     """One batch in ``buffer`` (1-D uint8). Its arrays are views; they keep the buffer alive."""
 
-    __slots__ = ("_batch", "_epoch", "buffer", "layout", "served_by", "span")
+    __slots__ = ("_batch", "_epoch", "buffer", "by_position", "layout", "served_by", "span")
 
     def __init__(self, buffer: Bytes, layout: Layout, served_by: str = "") -> None:
         """Trust ``layout``. Bytes that this process did not write go through ``FrameSchema.parse``.
@@ -76,6 +79,8 @@ class Frame:
         self.buffer = buffer
         self.layout = layout
         self.served_by = served_by
+        self.by_position = False
+        """Node types have ``POSITION`` in place of their columns, whose rows all lie on the device."""
         self.span: OpenSpan | None = None
         """Of the batch that is made of the frame, where the program traces."""
         self._epoch = int(layout.metadata["epoch"])

@@ -373,7 +373,13 @@ class BaseDistLoader(FixedArguments, AcceleratePrepared):
         options, rank = self._options, self.topology.local_rank
         self._set(device=target_device(options.device, options.pin_memory_device, local_rank=rank))
         way = transfer_to(self.device, non_blocking=options.non_blocking_transfers)
-        self._resident = ResidentTransfer(way, self.device)
+        schema, carried = self.dataset.schema, (self.columns.nodes, self.columns.edges)
+        columns = {
+            kind: {name: schema.columns[kind][name] for name in names}
+            for of_kind in carried
+            for kind, names in of_kind.items()
+        }
+        self._resident = ResidentTransfer(way, self.device, columns)
         return dequantizing(self._resident, self.dataset.schema, options.dequantize_to)
 
     def _join(self) -> None:

@@ -23,7 +23,6 @@ import numpy as np
 import torch
 
 from gigl_loader import __version__
-from gigl_loader.channel.frame import CARRIED_AT, RESIDENT
 from gigl_loader.errors import FormatError
 from gigl_loader.loaders.ledger_file import LedgerFile
 from gigl_loader.native import draws
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from gigl_loader.channel.frame import Frame
     from gigl_loader.loaders.base import BaseDistLoader
     from gigl_loader.loaders.dataset import NodeDirectory
-    from gigl_loader.loaders.transfer import Transfer
+    from gigl_loader.loaders.transfer import ResidentTransfer
     from gigl_loader.sampling.plan import BatchPlan
     from gigl_loader.sampling.request import InputColumn
 
@@ -111,7 +110,7 @@ class FrameDigests:
         threads = min(usable_cores(), _MOST_THREADS)
         self._pool = ThreadPool(threads, thread_name_prefix="ledger") if threads > 1 else None
 
-    def __call__(self, frame: Frame, resident: Transfer | None = None) -> dict[str, str]:
+    def __call__(self, frame: Frame, resident: ResidentTransfer | None = None) -> dict[str, str]:
         """Return the digest of each array by name, and as ``counts`` that of the numbers of nodes and edges.
 
         ``resident`` returns whole columns, of a frame that leaves out rows that lie on the device.
@@ -137,24 +136,15 @@ class FrameDigests:
             self._pool.shutdown(wait=False)
 
 
-def _arrays(frame: Frame, resident: Transfer | None) -> Iterator[tuple[str, tuple[str, Bytes]]]:
+def _arrays(frame: Frame, resident: ResidentTransfer | None) -> Iterator[tuple[str, tuple[str, Bytes]]]:
     """Yield name, dtype and shape as text, and bytes of the arrays that every mode has."""
-    parts = [name.rpartition("/") for name in frame.names]
-    on_device = {prefix for prefix, _, name in parts if name == RESIDENT}
-    tensors = resident.load(frame) if on_device and resident is not None else None
-    for prefix, _, name in parts:
-        if name in (RESIDENT, CARRIED_AT):
-            continue
-        path = f"{prefix}/{name}" if prefix else name
-        spec, shape = frame.layout.specs[path], tuple(frame.layout.specs[path].shape)
-        if tensors is not None and prefix in on_device:
-            tensor = tensors.tensor(path)
-            shape = tuple(tensor.shape)
-            data = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        else:
-            begin = frame.layout.offsets[path]
-            data = frame.buffer[begin : begin + spec.nbytes]
-        yield path, (f"{spec.dtype} {list(shape)}", data)
+    carried, on_device = (frame.names, {}) if resident is None else resident.whole(frame)
+    for name in carried:
+        spec, begin = frame.layout.specs[name], frame.layout.offsets[name]
+        yield name, (f"{spec.dtype} {list(spec.shape)}", frame.buffer[begin : begin + spec.nbytes])
+    for name, (dtype, tensor) in on_device.items():
+        data = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        yield name, (f"{dtype} {list(tensor.shape)}", data)
 
 
 def _pieces(array: Bytes) -> Iterator[Bytes]:

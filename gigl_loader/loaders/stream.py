@@ -104,7 +104,7 @@ class RowCounter:
     def __init__(self, frame: FrameSchema, origin: Literal["memory", "wire"] | None) -> None:
         """``origin`` of all rows. ``None``: not known."""
         self._types = [
-            (each.features[0].name, sum(array.column.row_bytes for array in each.features))
+            (each.arrays[0].name, sum(array.column.row_bytes for array in each.features))
             for each in (*frame.nodes, *frame.edges)
             if each.features
         ]

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from gigl_loader import native
-from gigl_loader.channel.frame import CARRIED_AT, RESIDENT
+from gigl_loader.channel.frame import CARRIED_AT, POSITION, RESIDENT
 from gigl_loader.channel.ring import SlotPool, slot_of
 from gigl_loader.graph.schema import type_name
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gigl_loader.arrays import Bytes
     from gigl_loader.channel.frame import Frame
     from gigl_loader.device.host_rows import Codes, HostRows
-    from gigl_loader.graph.schema import EdgeType, NodeType
+    from gigl_loader.graph.schema import Column, EdgeType, NodeType
 
 _SLOTS = 8
 _PAGE_BYTES = 4096
@@ -298,6 +298,7 @@ class StreamTransfer:
         return self._staging[0][: frame.nbytes].copy_(_packed(frame))
 
 
+_SHUT_DOWN = "the loader was shut down while a batch was made"
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 """Rows are moved in the widest of these that they consist of: a device moves a word a thread."""
 
@@ -309,9 +310,20 @@ class ResidentTransfer:
     the source of its frames.
     """
 
-    def __init__(self, transfer: Transfer, device: torch.device) -> None:
+    def __init__(
+        self,
+        transfer: Transfer,
+        device: torch.device,
+        columns: Mapping[NodeType | EdgeType, Mapping[str, Column]],
+    ) -> None:
+        """``columns`` that batches carry, by node or edge type and name."""
         self._transfer = transfer
         self._device = device
+        self._columns = {
+            f"{'node' if isinstance(kind, str) else 'edge'}/{type_name(kind)}/{type_name(name)}": column
+            for kind, of_kind in columns.items()
+            for name, column in of_kind.items()
+        }
         self._tables: dict[str, Tensor] = {}
         """Rows in words [R, words of a row], by the name of their column in frames."""
         self._host: dict[str, HostRows] = {}
@@ -319,11 +331,25 @@ class ResidentTransfer:
 
     def load(self, frame: Frame) -> FrameTensors:
         tensors = self._transfer.load(frame)
-        if not any(name.endswith(f"/{RESIDENT}") for name in frame.names):
-            return tensors
-        if not self._tables and not self._host:
-            raise RuntimeError("the loader was shut down while a batch was made")
-        return ResidentTensors(tensors, self._tables, self._host)
+        if any(name.endswith(f"/{RESIDENT}") for name in frame.names):
+            if not self._tables and not self._host:
+                raise RuntimeError(_SHUT_DOWN)
+            return ResidentTensors(tensors, self._tables, self._host)
+        if frame.by_position:
+            return PositionTensors(tensors, self._tables, self._host, self._columns)
+        return tensors
+
+    def whole(self, frame: Frame) -> tuple[list[str], dict[str, tuple[str, Tensor]]]:
+        """Return the arrays that a frame has whole, and dtype and values of those with rows on the device."""
+        specs, helpers = frame.layout.specs, (POSITION,) if frame.by_position else (RESIDENT, CARRIED_AT)
+        prefixes = {name.removesuffix(f"/{helpers[0]}") for name in specs if name.endswith(f"/{helpers[0]}")}
+        if not frame.by_position and not prefixes:
+            return list(specs), {}
+        names = [name for name in self._columns if name.rpartition("/")[0] in prefixes]
+        tensors = self.load(frame)
+        known = {*names, *(f"{prefix}/{helper}" for prefix in prefixes for helper in helpers)}
+        values = {name: (self._columns[name].spec(0).dtype, tensors.tensor(name)) for name in names}
+        return [name for name in specs if name not in known], values
 
     def allocate(self, sizes: Mapping[str, tuple[int, int]]) -> None:
         self._tables = {}  # Before there are new ones: there may not be room for both.
@@ -406,14 +432,69 @@ class ResidentTensors(FrameTensors):
     def _table(self, name: str) -> Tensor | None:
         """Return the rows of a column that stay on the device."""
         table = self._tables.get(name)
-        if table is not None and table.is_cuda:
-            # The allocator must not hand the table out while this stream still reads it.
-            table.record_stream(torch.cuda.current_stream(table.device))
+        if table is not None:
+            _used_here(table)
         return table
+
+
+def _used_here(table: Tensor) -> None:
+    """Keep the allocator from handing out a table while the current stream still reads it."""
+    if table.is_cuda:
+        table.record_stream(torch.cuda.current_stream(table.device))
+
+
+def _places_of(positions: Tensor) -> Tensor:
+    """Return the places of rows that the device reads from the host's memory."""
+    return (-1 - positions).to(torch.int32)
 
 
 def _word_of(row_bytes: int) -> torch.dtype:
     return next(each for each in _WORDS if row_bytes % each.itemsize == 0)
+
+
+class PositionTensors(FrameTensors):
+    """The arrays of a frame that has positions in place of rows, with whole columns."""
+
+    def __init__(
+        self,
+        tensors: FrameTensors,
+        tables: Mapping[str, Tensor],
+        host: Mapping[str, HostRows],
+        columns: Mapping[str, Column],
+    ) -> None:
+        self.frame = tensors.frame
+        self._tensors = tensors
+        self._tables = tables
+        self._host = host
+        self._columns = columns
+
+    def tensor(self, name: str) -> Tensor:
+        column = self._columns.get(name)
+        if column is None:
+            return self._tensors.tensor(name)
+        positions = self._positions(name)
+        spec = column.spec(len(positions))
+        dtype, table, host = _DTYPES[spec.dtype], self._tables.get(name), self._host.get(name)
+        if table is not None:
+            _used_here(table)
+            rows = table.index_select(0, positions)
+        elif host is not None:
+            rows = host.gather(_places_of(positions), None)
+        elif column.row_bytes:
+            raise RuntimeError(_SHUT_DOWN)
+        else:
+            return torch.empty(spec.shape, dtype=dtype, device=positions.device)
+        return rows.view(dtype).view(spec.shape)
+
+    def values(self, name: str, codes: Codes) -> Tensor | None:
+        host = None if name in self._tables else self._host.get(name)
+        return None if host is None else host.values(_places_of(self._positions(name)), None, codes)
+
+    def _positions(self, name: str) -> Tensor:
+        return self._tensors.tensor(f"{name.rpartition('/')[0]}/{POSITION}")
+
+    def edge_index(self, edge_type: EdgeType) -> Tensor:
+        return self._tensors.edge_index(edge_type)
 
 
 def _finish(pid: int, under_way: deque[tuple[torch.cuda.Event, Tensor]]) -> None:

@@ -10,7 +10,14 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from gigl_loader.channel.frame import MAX_HEADER_BYTES, Frame, check_number, read_failure, read_metadata
+from gigl_loader.channel.frame import (
+    MAX_HEADER_BYTES,
+    POSITION,
+    Frame,
+    check_number,
+    read_failure,
+    read_metadata,
+)
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column, type_name
 from gigl_loader.sampling.request import SEED_TIME, SEEDS_WITHOUT_PAST
@@ -26,7 +33,7 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.plan import ColumnPlan
 
 _I64, _I32 = Column("I64"), Column("I32")
-_DEFERRED = {"node": "position", "edge": "slot"}
+_DEFERRED = {"node": POSITION, "edge": "slot"}
 """By what a type is of: the array that a frame with deferred features has in place of all of them."""
 
 Origin = Literal["input", "computed", "sampled", "feature", "deferred"]

@@ -5,6 +5,10 @@ often (a census), or with ``cache_policy="degree"`` those of the nodes that most
 change afterwards, so frames may be loaded in any order, and dropped. Once the rows lie on the device, a frame
 carries the rows of its other nodes alone, and two arrays that put the rows of a column together: see
 ``channel/frame.py``. Of types whose rows the device reads from the host's memory, a frame carries none.
+
+Where all rows fit, they are read onto the device before the first batch. Where batches then carry no rows of
+edges, frames are used as they were sampled, with the position of each node in place of its rows; so they are
+where the device reads all rows from the host's memory.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -29,9 +33,11 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from gigl_loader.arrays import Bytes, Int64Array
+    from gigl_loader.channel.frame import Frame
     from gigl_loader.options import EdgeType, NodeType
     from gigl_loader.sampling.frame_schema import FrameSchema, TypeArrays
     from gigl_loader.sampling.rows import RowReader
+    from gigl_loader.sampling.source import BatchSource
     from gigl_loader.sampling.store import GatherRequest
 
 logger = logging.getLogger(__name__)
@@ -129,7 +135,10 @@ class ResidentRows:
         self._closed = False
         self._read_by_device = frozenset(read_by_device)
         self._edges = {each.kind: each for each in frame.edges if each.kind in self._read_by_device}
-        if sum(size * self._num_nodes[kind] for kind, size in self._row_bytes.items()) <= nbytes:
+        is_all = self._fits(nbytes)
+        self.holds_all = is_all or (not nbytes and self._read_by_device >= self._arrays.keys())
+        """The device has, or reads, the rows of all nodes."""
+        if is_all:
             self._keep({kind: np.arange(count) for kind, count in self._num_nodes.items()})
         elif degrees is not None:
             self._keep(worthiest([*self._by_degree(degrees)], self._row_bytes, nbytes))
@@ -138,6 +147,12 @@ class ResidentRows:
     def nbytes(self) -> int:
         """Bytes of the rows that lie on the device."""
         return sum(len(each.nodes) * self._row_bytes[str(kind)] for kind, each in self._sets.items())
+
+    def fill(self) -> bool:
+        """Read all chosen rows onto the device, and return whether it has or reads them."""
+        while not (self._sets or self._ended):
+            self.advance()
+        return bool(self._sets or (self._read_by_device and not self._nbytes))
 
     def split(self, places: Mapping[NodeType | EdgeType, Int64Array]) -> Split:
         """Return the rows of a batch, of each type of which some are on the device.
@@ -200,6 +215,9 @@ class ResidentRows:
     def _of(self, kind: NodeType | EdgeType) -> TypeArrays:
         return self._arrays[kind] if isinstance(kind, str) else self._edges[kind]
 
+    def _fits(self, nbytes: int) -> bool:
+        return sum(size * self._num_nodes[kind] for kind, size in self._row_bytes.items()) <= nbytes
+
     @property
     def _census_is_done(self) -> bool:
         seen = self._seen
@@ -260,6 +278,47 @@ class ResidentRows:
         for name, rows in zip(columns, memory, strict=True):
             self._memory.write(name, first, rows)
         return True
+
+
+class ResidentSource:
+    """Batches whose rows the device has or reads, around a source of frames with deferred features."""
+
+    def __init__(self, inner: BatchSource, resident: ResidentRows, frame: FrameSchema) -> None:
+        """``resident`` holds all rows, and is closed with this source. ``frame``: of whole batches."""
+        self._inner = inner
+        self._resident = resident
+        self._positions = [
+            each.deferred.name for each in frame.with_deferred_features().nodes if each.deferred is not None
+        ]
+        self._rows = 0
+
+    @property
+    def num_batches(self) -> int:
+        return self._inner.num_batches
+
+    def start_epoch(self, epoch: int, first_batch: int = 0, origin: int = 0) -> None:
+        self._inner.start_epoch(epoch, first_batch, origin)
+
+    def wait_until_up(self, timeout: float) -> None:
+        self._inner.wait_until_up(timeout)
+
+    def receive(self, timeout: float) -> Frame:
+        frame = self._inner.receive(timeout)
+        frame.by_position = True
+        self._rows += sum(frame.layout.specs[name].shape[0] for name in self._positions)
+        return frame
+
+    def close(self) -> None:
+        try:
+            self._inner.close()
+        finally:
+            self._resident.close()
+
+    def stats(self) -> dict[str, Any]:
+        nbytes = self._resident.nbytes
+        rows = dict.fromkeys(("device", "host", "cache", "ranks", "memory", "disk", "wire", "bytes"), 0)
+        rows |= {"wanted": self._rows, "device" if nbytes else "host": self._rows, "device_bytes": nbytes}
+        return {**self._inner.stats(), "rows": {**rows, "seconds_waiting": 0.0}}
 
 
 def carried_only(wants: Sequence[GatherRequest], split: Split) -> list[GatherRequest]:

@@ -23,7 +23,7 @@ from gigl_loader.sampling.feature_cache import FeatureCache, RowCounts
 from gigl_loader.sampling.frame_writer import Completion
 from gigl_loader.sampling.host_cache import HostRanks
 from gigl_loader.sampling.partitioned import OwnerRows
-from gigl_loader.sampling.resident import ResidentRows
+from gigl_loader.sampling.resident import ResidentRows, ResidentSource
 from gigl_loader.sampling.row_cache import reference_counts
 from gigl_loader.sampling.rows import DiskRows, MappedRows
 from gigl_loader.sampling.store import WireCounts
@@ -288,22 +288,27 @@ class WindowedSource:
         return StorageUnavailable(f"{pipeline.fault}; {late}") if pipeline.fault else TimeoutError(late)
 
 
-def disk_windows(inner: BatchSource, graph: Graph, request: SourceRequest) -> WindowedSource:
-    """Return a source whose features are read from the files of ``graph``, as ``request.memory`` says.
+def local_source(open_inner: Callable[[], BatchSource], graph: Graph, request: SourceRequest) -> BatchSource:
+    """Return a source whose features are read from ``graph``, as ``request.memory`` says, or by the device.
 
-    ``inner`` delivers frames with deferred features. A source of a single batch has no cache: no row of it
-    would be wanted again.
+    ``open_inner`` returns a source of frames with deferred features. A source of a single batch has no cache:
+    no row of it would be wanted again.
     """
-    memory = request.memory
-    assert memory is not None
-    readers = {
-        kind: (DiskRows if kind in memory.cached else MappedRows)(graph, kind, names)
-        for kind, names in columns_with_bytes(graph.schema, request.plan.columns)
-    }
-    degrees = _degrees(graph, request)
-    graph_digest = graph.manifest.digest
+    readers, degrees = _readers_here(graph, request), _degrees(graph, request)
+    frame = request.plan.frame(graph.schema)
+    resident = _resident_rows(graph.schema, request, readers, degrees) if request.has_device_memory else None
+    carries_edges = any(each.features for each in frame.edges)
+    if resident is not None and resident.holds_all and not carries_edges and resident.fill():
+        return ResidentSource(open_inner(), resident, frame)
     return _windows(
-        inner, graph.schema, request, readers, origin="disk", degrees=degrees, graph_digest=graph_digest
+        open_inner(),
+        graph.schema,
+        request,
+        readers,
+        origin="disk",
+        degrees=degrees,
+        resident=resident,
+        graph_digest=graph.manifest.digest,
     )
 
 
@@ -368,6 +373,7 @@ def _windows(
     graph_digest: str,
     here: Mapping[Kind, OwnerRows] | None = None,
     degrees: Mapping[Kind, Bytes] | None = None,
+    resident: ResidentRows | None = None,
     wire: Callable[[], WireCounts] = WireCounts,
 ) -> WindowedSource:
     plan, memory = request.plan, request.memory
@@ -383,18 +389,8 @@ def _windows(
         policy=request.features.cache_policy,
         degrees=degrees,
     )
-    resident = None
-    if request.has_device_memory:
-        assert request.device is not None
-        resident = ResidentRows(
-            request.device,
-            plan.frame(schema),
-            readers,
-            {kind: nodes.count for kind, nodes in schema.nodes.items()},
-            nbytes=request.features.device_bytes or 0,
-            degrees=degrees or None,
-            read_by_device=_read_by_device(request, plan.frame(schema), readers),
-        )
+    if resident is None and request.has_device_memory:
+        resident = _resident_rows(schema, request, readers, degrees)
     return WindowedSource(
         inner,
         Completion(schema, plan),
@@ -448,6 +444,33 @@ def _why_not_read(device: DeviceMemory, arrays: TypeArrays, reader: RowReader) -
         return f"{count} rows are more than 32-bit places name"
     return device.read_host(
         {each.name: maps[each.feature] for each in arrays.features if each.column.row_bytes}
+    )
+
+
+def _readers_here(graph: Graph, request: SourceRequest) -> dict[Kind, RowReader]:
+    memory = request.memory
+    assert memory is not None
+    return {
+        kind: (DiskRows if kind in memory.cached else MappedRows)(graph, kind, names)
+        for kind, names in columns_with_bytes(graph.schema, request.plan.columns)
+    }
+
+
+def _resident_rows(
+    schema: GraphSchema,
+    request: SourceRequest,
+    readers: Mapping[Kind, RowReader],
+    degrees: Mapping[Kind, Bytes] | None = None,
+) -> ResidentRows:
+    assert request.device is not None
+    return ResidentRows(
+        request.device,
+        request.plan.frame(schema),
+        readers,
+        {kind: nodes.count for kind, nodes in schema.nodes.items()},
+        nbytes=request.features.device_bytes or 0,
+        degrees=degrees or None,
+        read_by_device=_read_by_device(request, request.plan.frame(schema), readers),
     )
 
 

@@ -197,7 +197,7 @@ class SourceKind:
 
         from gigl_loader.loaders.transfer import HostTransfer, ResidentTransfer
 
-        transfer = ResidentTransfer(HostTransfer(), torch.device("cpu"))
+        transfer = ResidentTransfer(HostTransfer(), torch.device("cpu"), {})
         resident = ResidentRows(
             transfer,
             plan.frame(graph.schema),

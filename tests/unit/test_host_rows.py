@@ -53,6 +53,21 @@ def batches_of(kind: str = "homogeneous", path: Path | None = None, **options: A
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.some(3)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_where_the_device_reads_all_rows_batches_bring_positions(kind: str, num_workers: int) -> None:
+    expected, whole = batches_of(kind, edge_columns=[])
+    options: dict[str, Any] = {"edge_columns": [], "feature_memory_device": "host", "batch_size": 30}
+    with loader_of(kind, num_workers=num_workers, **options) as loader:
+        found, source = [*loader, *loader], loader._frames.source
+        rows = loader.stats()["rows"]
+    assert isinstance(source, resident.ResidentSource)
+    check_same(found, expected)
+    assert rows["wanted"] == rows["host"] == whole["rows"]["wanted"]
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.some(3)
+@pytest.mark.parametrize("kind", KINDS)
 def test_no_batch_changes(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     expected, whole = batches_of(kind)
     sizes = []

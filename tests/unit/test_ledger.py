@@ -144,15 +144,19 @@ def test_rows_on_the_device_change_no_line(
 ) -> None:
     monkeypatch.setattr(resident, "_CENSUS_BATCHES", 2)
     lines = []
-    for name, given in (("a", {}), ("b", {"feature_memory_device": "1GB"})):
-        with loader_of(DistDataset.open(graph), **given) as loader:
+    for name, given in (
+        ("a", {}),
+        ("b", {"feature_memory_device": "1GB"}),
+        ("c", {"feature_memory_device": 9000}),
+    ):
+        with loader_of(DistDataset.open(graph), edge_columns=[], **given) as loader:
             loader.ledger(tmp_path / name)
             for _ in range(3):
                 list(loader)
             on_device = loader.stats()["rows"]["device"]
         lines.append(made(batches_of(tmp_path / name)))
     assert on_device > 0
-    assert lines[0] == lines[1]
+    assert lines[0] == lines[1] == lines[2]
 
 
 def test_a_transform_that_writes_into_a_batch_changes_no_digest(tmp_path: Path) -> None:

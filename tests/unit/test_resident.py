@@ -135,6 +135,53 @@ def test_rows_of_a_disk(tmp_path: Path, kind: str, num_workers: int) -> None:
     assert rows["disk"] < others["disk"]
 
 
+@pytest.mark.some(4)
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", ["homogeneous", "heterogeneous", "quantised", "disjoint", "links", "dtypes"])
+@pytest.mark.parametrize("device", DEVICES, indirect=True)
+def test_where_all_rows_are_on_the_device_batches_bring_positions(
+    kind: str, device: str, num_workers: int
+) -> None:
+    options: dict[str, Any] = {"edge_columns": [], "device": device, "num_workers": num_workers}
+    with loader_of(kind, **options) as plain:
+        single, expected, whole = plain.collate_fn([0, 3]), [*plain, *plain], plain.stats()
+    with loader_of(kind, feature_memory_device="1GB", **options) as loader:
+        batches = iter(loader)
+        first = [next(batches), next(batches)]
+        state = loader.state_dict()
+        assert same_batch(loader.collate_fn([0, 3]), single)
+        rest = [*batches, *loader]
+        rows, nbytes = loader.stats()["rows"], loader.stats()["bytes"]
+        source: Any = loader._frames.source
+        assert isinstance(source, resident.ResidentSource)
+    assert all(map(same_batch, [*first, *rest], expected))
+    assert len([*first, *rest]) == len(expected)
+    assert rows["wanted"] == rows["device"] == whole["rows"]["wanted"]
+    assert kind == "quantised" or nbytes < whole["bytes"]
+    with loader_of(kind, feature_memory_device="1GB", **options) as loader:
+        loader.load_state_dict(state)
+        assert all(map(same_batch, loader, expected[2:]))
+
+
+def test_a_column_may_have_the_name_of_positions() -> None:
+    data = data_of("homogeneous")
+    data.position = torch.arange(data.num_nodes).flip(0)
+    given: dict[str, Any] = {
+        "batch_size": 16,
+        "seed": 2,
+        "num_workers": 0,
+        "device": "cpu",
+        "edge_columns": [],
+    }
+    dataset = DistDataset.from_pyg(data)
+    with DistNeighborLoader(dataset, [4, 3], **given) as plain:
+        expected, single = list(plain), plain.sample([3, 5], epoch=0)
+    with DistNeighborLoader(dataset, [4, 3], **given, feature_memory_device="1GB") as loader:
+        assert all(map(same_batch, loader, expected))
+        assert same_batch(loader.sample([3, 5], epoch=0), single)
+        assert loader.stats()["rows"]["device"]
+
+
 def test_a_place_in_the_epoch_and_single_batches() -> None:
     with loader_of("homogeneous") as plain:
         expected, single = list(plain), plain.sample([3, 5], epoch=0)
@@ -184,7 +231,7 @@ def test_rows_that_cannot_be_read_change_no_batch(
 def test_names_of_types_are_no_rows_on_the_device() -> None:
     layout = Layout.plan({"merged/a+b+resident": ArraySpec("I32", (0,))}, {"epoch": "0", "batch": "0"})
     frame = Frame(np.empty(layout.nbytes, np.uint8), layout)
-    transfer = ResidentTransfer(HostTransfer(), torch.device("cpu"))
+    transfer = ResidentTransfer(HostTransfer(), torch.device("cpu"), {})
     assert transfer.load(frame).tensor("merged/a+b+resident").shape == (0,)
 
 
