@@ -295,7 +295,7 @@ HEAVY = ("torch", "torch_geometric", "grpc", "pyarrow", "pandas", "ray", "scipy"
         ("import gigl_loader.rpc.remote_store", ("torch", "torch_geometric", "grpc", "cryptography")),
         ("import gigl_loader.hosts.peers", ("torch", "torch_geometric", "grpc", "cryptography")),
         ("import gigl_server.child", ("torch", "torch_geometric", "cryptography")),
-        ("from gigl_loader import DistNeighborLoader", ("grpc", "pyarrow", "typer")),
+        ("from gigl_loader import DistNeighborLoader", ("grpc", "pyarrow", "typer", "gigl_loader.device")),
         ("import gigl_loader.cli", ("torch", "torch_geometric", "grpc", "pyarrow", "numpy")),
     ],
 )
