@@ -14,7 +14,7 @@ from gigl_loader.partition.refusals import OptionsNeeded, quoted, type_text
 from gigl_loader.partition.roles import Role
 from gigl_loader.partition.side_by_side import beside
 from gigl_loader.partition.sources import ColumnOptions, new_columns, open_files, why_left_out
-from gigl_loader.partition.views import ProjectedTable, Projection, reader_of
+from gigl_loader.partition.views import ProjectedTable, Projection, chain, reader_of
 
 
 class Joined(NamedTuple):
@@ -30,14 +30,20 @@ def with_joined(
 ) -> Joined:
     """Return a table with the columns of other files. They have their names in the files.
 
+    Files with the same columns are one after the other.
+
     ``options`` say which columns are ids, and which of those that two files have are left out.
     """
     ids = []
-    for spec in files:
-        # The columns that options name are those of the table.
-        of_other = replace(options, csv=replace(options.csv, columns=()))
-        other = open_files(spec, role="nodes", options=of_other)
+    # The columns that options name are those of the table.
+    of_others = replace(options, csv=replace(options.csv, columns=()))
+    opened = [open_files(spec, role="nodes", options=of_others) for spec in files]
+    rows: dict[frozenset[str], list[Table]] = {}
+    for other in opened:
         _require_header(other)
+        rows.setdefault(frozenset(other.columns), []).append(other)
+    for alike in rows.values():
+        other = chain(alike)
         left_out = {name for name in table.columns if why_left_out(name, options)}
         if not left_out.isdisjoint(other.columns):
             kept = [name for name in other.columns if name not in left_out]

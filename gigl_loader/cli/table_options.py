@@ -33,7 +33,7 @@ from gigl_loader.partition.files import is_query
 from gigl_loader.partition.owner_tables import TableAssigner, owners_from_files
 from gigl_loader.partition.readers import TEXT, TEXT_LISTS, Table
 from gigl_loader.partition.readers.text_format import CsvFormat
-from gigl_loader.partition.refusals import type_text
+from gigl_loader.partition.refusals import OptionsNeeded, type_text
 from gigl_loader.partition.reversed_edges import with_reverse_edges
 from gigl_loader.partition.roles import Role
 from gigl_loader.partition.sources import (
@@ -89,9 +89,10 @@ def open_tables(options: TableOptions) -> GraphTables:
     scoped.drops_unknown = options.unknown_ids.value == "drop"
     scoped.joins = _by_type(options.joins, "--join")
     if strange := [key for key in scoped.joins if key not in types]:
-        raise ValueError(
-            f"--join: no table of type {type_text(strange[0])}: {_place_of_columns(edges, strange[0])}"
-        )
+        what = f"--join: no table of type {type_text(strange[0])}: {_place_of_columns(edges, strange[0])}"
+        of_edges = [type_text(kind) for kind in edges] if strange[0] == HOMOGENEOUS_NODE else []
+        files = [{spec: f"{kind}={spec}" for spec in scoped.joins[strange[0]]} for kind in of_edges]
+        raise OptionsNeeded([what], files=files)
     edge_tables = {key: _open(key, specs, "edges", scoped, seen) for key, specs in edges.items()}
     node_tables = {key: _node_table(key, specs, scoped, seen) for key, specs in nodes.items()}
     label_tables = {

@@ -6,20 +6,29 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.column_names import check_column_names, reserved_names
 from gigl_loader.graph.schema import Column, EdgeType, NodeType
 from gigl_loader.partition.array_table import ArrayTable
-from gigl_loader.partition.likely_ids import are_integers, likely_ids, may_be_ids, words_in
-from gigl_loader.partition.readers import TEXT, Kind, Table
+from gigl_loader.partition.likely_ends import (
+    END_WORDS,
+    RELATION,
+    RELATION_WORDS,
+    edge_columns,
+    likely_ends,
+    two_types,
+)
+from gigl_loader.partition.likely_ids import are_named_by_edges, likely_ids, may_be_ids, words_in
+from gigl_loader.partition.readers import TEXT, Kind, Table, are_integers
 from gigl_loader.partition.refusals import OptionsNeeded, quoted, type_text
 from gigl_loader.partition.roles import end_names, id_names, relation_column, relation_names, type_names
 from gigl_loader.partition.steps.ids import require_integers
 from gigl_loader.partition.steps.text_ids import IdColumn, are_texts, id_columns
+from gigl_loader.partition.stored_texts import conversions, way_of_texts
 from gigl_loader.partition.table import (
     NODE_ROLES,
     GraphTables,
@@ -28,20 +37,10 @@ from gigl_loader.partition.table import (
     option_for,
     unkept_columns,
 )
-from gigl_loader.partition.views import is_rounded, reader_of, source_of
+from gigl_loader.partition.views import is_rounded, reader_of, readers_of, source_of
 
-_END_WORDS: Mapping[str, frozenset[str]] = {
-    "src": frozenset({"src", "source", "from", "head", "subject", "start"}),
-    "dst": frozenset({"dst", "target", "destination", "to", "tail", "object", "end"}),
-}
-"""Words in the names of columns that are likely to be the ends."""
-_RELATION = "relation"
-"""Name for the relations of triples without a header."""
-_RELATION_WORDS = frozenset({"relation", "rel", "predicate", "type", "kind", "edge", "action"})
-_FIRST_ROWS = 1000
-"""Rows whose texts may be lists of numbers, or names of categories."""
-_OFTEN = 4
-"""Times that the texts of categories come in them, on average."""
+if TYPE_CHECKING:
+    from gigl_loader.partition.unusual_edges import Unusual
 
 
 @dataclass(slots=True)
@@ -57,6 +56,8 @@ class _Faults:
     """Tables whose ends name the nodes of a type by texts."""
     readings: list[list[str]] = field(default_factory=list)
     """Options by which a table would be read in several ways."""
+    files: list[dict[str, str]] = field(default_factory=list)
+    """What to give in place of the file of a table, of each further way, such as a query."""
     hopeless: bool = False
     """No option helps."""
 
@@ -64,10 +65,16 @@ class _Faults:
         """Return the value of an option for a table, as ``option_for`` does."""
         return option_for(self.tables, kind, value, typed=typed)
 
-    def add_readings(self, readings: Sequence[list[str]]) -> None:
-        """Add the readings of a table. Those of two tables are not combined."""
-        self.hopeless |= bool(self.readings)
-        self.readings = list(readings)
+    def add_readings(
+        self, readings: Sequence[list[str]], table: Table | None = None, given: Sequence[str] = ()
+    ) -> None:
+        """Add the readings of a table, or what is ``given`` in place of its file.
+
+        Those of a second table come when the first is read.
+        """
+        if not self.readings and not self.files:
+            self.readings = list(readings)
+            self.files = [{reader_of(table).name: each} for each in given] if table is not None else []
 
     def note_ends(self, kind: EdgeType, table: Table, ends: Mapping[str, Kind]) -> None:
         """Remember which types the ends of a table name by texts."""
@@ -98,20 +105,13 @@ class _Faults:
             encoded = self.tables.encodings.get(kind, ())
             if types := type_names(name for name in table.columns if name not in encoded):
                 self._find_types_in_rows(kind, table, types)
-            if missing and (first_line := _first_row(table, ends=True)):
-                self._find_no_header(kind, table, first_line)
-                orders = _edge_columns(wanted, reader_of(table))
-                self.note_ends(kind, table, orders[0])
-                readings = [self._without_header(kind, named, wanted) for named in orders]
-                if relation is None and _RELATION in orders[0]:
-                    several = type_text((kind[0], "@relation", kind[2]))
-                    self.problems[-1] += (
-                        f"; if a column names relations, --edges {several}=FILES makes a type of each"
-                    )
-                if len(readings) > 1:
-                    self.add_readings(readings)
-                else:
-                    self.options += readings[0]
+            elif found := _unusual(table, kind):
+                self.problems.append(f"{table.name}: {found.why}")
+                self.options += found.options
+                self.add_readings([], table, found.queries)
+                self.renamed[kind] = set(table.columns)
+            elif missing and (first_line := _first_row(table, ends=True)):
+                self._find_rows_alone(kind, table, wanted, first_line)
             elif missing:
                 self._find_ends_by_another_name(kind, table, missing)
             else:
@@ -124,6 +124,22 @@ class _Faults:
                 self._find_header(entry.rows, partial(id_names, node_type=node_type))
             elif entry.rows is not None:
                 self._find_missing_ids(node_type, entry.rows)
+
+    def _find_rows_alone(self, kind: EdgeType, table: Table, wanted: Sequence[str], first_line: str) -> None:
+        """Add edges without a header line, with names for their columns."""
+        self._find_no_header(kind, table, first_line)
+        orders = edge_columns(wanted, reader_of(table))
+        self.note_ends(kind, table, orders[0])
+        readings = [self._without_header(kind, named, wanted) for named in orders]
+        if len(wanted) == 2 and RELATION in orders[0]:
+            several = type_text((kind[0], "@relation", kind[2]))
+            self.problems[-1] += (
+                f"; if a column names relations, --edges {several}=FILES makes a type of each"
+            )
+        if len(readings) > 1:
+            self.add_readings(readings)
+        else:
+            self.options += readings[0]
 
     def _find_types_in_rows(self, kind: EdgeType, table: Table, types: Sequence[str]) -> None:
         """Add a table that names the types of ends in its rows."""
@@ -141,7 +157,8 @@ class _Faults:
             f"table as --edges '{several}=FILES', or, if all ids differ, add --drop {listed}"
         )
         self.renamed[kind] = {*types, *relations}
-        self.hopeless = True
+        typed = [f"{several}={reader_of(table).name}"] * (len(types) == 2)
+        self.add_readings([["--drop", self.option(kind, listed)]], table, typed)
 
     def _find_header(self, table: Table, roles: Callable[[Sequence[str]], Sequence[object]]) -> None:
         """Add a file without a header, by its options, whose first line has names of columns with roles."""
@@ -160,9 +177,9 @@ class _Faults:
         """Return the options that read a table of edges without a header, given names for its columns."""
         options = ["--csv-columns", self.option(kind, ",".join(map(quoted, named)))]
         unkept = [name for name, held in named.items() if held == TEXT and name not in wanted]
-        if _RELATION in unkept:
-            options += ["--encode", self.option(kind, _RELATION)]
-        if left := [name for name in unkept if name != _RELATION]:
+        if RELATION in unkept:
+            options += ["--encode", self.option(kind, RELATION)]
+        if left := [name for name in unkept if name != RELATION]:
             options += ["--drop", self.option(kind, ",".join(left))]
         return options
 
@@ -184,14 +201,14 @@ class _Faults:
             self.add_readings([renamed({pair[0]: "src", pair[1]: "dst"}) for pair in pairs])
             self.renamed[kind] = {name for pair in pairs for name in pair}
             return
-        likely = _likely_ends(kind, table, missing)
+        likely = likely_ends(kind, table, missing)
         self.hopeless |= not likely
         self.renamed[kind] = set(likely)
         self.note_ends(kind, table, {likely.get(name, name): held for name, held in table.columns.items()})
         reader = reader_of(table)
         is_text = getattr(reader, "header", None) and {*reader.columns.values()} == {TEXT}
         by_order = not any(
-            words_in(name) & _END_WORDS.get(end, _RELATION_WORDS) for name, end in likely.items()
+            words_in(name) & END_WORDS.get(end, RELATION_WORDS) for name, end in likely.items()
         )
         if likely and is_text and by_order:
             self.problems[-1] += f"; unless its first line, {','.join(reader.columns)!r}, is a row"
@@ -199,9 +216,16 @@ class _Faults:
             dropped = ",".join(quoted(source_of(table, name)) for name in unkept)
             drop = ["--drop", self.option(kind, dropped)] if unkept else []
             wanted = [name for name in ("src", relation_column(kind), "dst") if name is not None]
-            orders = [self._without_header(kind, named, wanted) for named in _edge_columns(wanted, reader)]
+            orders = [self._without_header(kind, named, wanted) for named in edge_columns(wanted, reader)]
             self.add_readings([renamed(likely) + drop, *orders])
             self.renamed[kind] = set(table.columns)
+        elif two := two_types(kind, likely):
+            source, target = two
+            self.problems[-1] += (
+                f"; these may be of one type, or {source} and {target}, whose ids may be equal"
+            )
+            typed = f"{type_text((source, 'to', target))}={reader.name}"
+            self.add_readings([renamed(likely)], table, [typed])
         else:
             self.options += renamed(likely)
 
@@ -210,7 +234,10 @@ class _Faults:
         if first_line := _first_row(rows, ends=False):
             self._find_no_header(node_type, rows, first_line)
             names = [f"column{at}" for at in range(1, 1 + len(reader_of(rows).columns))]
-            if may_be_ids(reader_of(rows), next(iter(reader_of(rows).columns))):
+            first = next(iter(reader_of(rows).columns))
+            if may_be_ids(reader_of(rows), first) and are_named_by_edges(
+                self.tables, node_type, reader_of(rows), first
+            ):
                 names[0] = "id"
             self.options += ["--csv-columns", self.option(node_type, ",".join(names))]
             if names[0] != "id":
@@ -252,6 +279,18 @@ class _Faults:
     def _find_no_header(self, kind: NodeType | EdgeType, table: Table, first_line: str) -> None:
         self.problems.append(f"{table.name}: the first line, {first_line}, looks like a row, not a header")
         self.renamed[kind] = set(table.columns)
+
+    def find_bytes(self) -> None:
+        """Add queries that make texts of the bytes of ids in Parquet files."""
+        of_nodes = (each.rows for each in self.tables.nodes.values() if each.rows is not None)
+        for table in (*self.tables.edges.values(), *of_nodes):
+            ids = [name for name in ("src", "dst", "id") if "binary" in str(table.columns.get(name))]
+            names = [source_of(table, name).replace('"', '""') for name in ids]
+            if names and len(readers_of(table)) == 1:
+                decoded = ", ".join(f'decode("{name}") AS "{name}"' for name in names)
+                self.problems.append(f"{table.name}, column {ids[0]!r}: holds binary, not integers or texts")
+                query = f"SELECT * REPLACE ({decoded}) FROM '{reader_of(table).name}'"
+                self.add_readings([], table, [query])
 
     def find_strange_ids(self) -> None:
         """Add columns of ids, and of relations, that hold anything else."""
@@ -333,12 +372,18 @@ class _Faults:
                 what = f"holds {held}, not numbers" if name else "has no name"
                 self.problems.append(f"{table.name}, column {name!r}: {what}")
             elsewhere = {name for other, (each, _) in given.items() if other != kind for name in each.columns}
-            vectors = [name for name in unkept if _holds_vectors(table, name)]
-            categories = [name for name in unkept if name not in vectors and _holds_categories(table, name)]
-            for name in (*vectors, *categories):
-                named = self.option(kind, quoted(source_of(table, name)), typed=name in elsewhere)
-                self.options += ["--vector" if name in vectors else "--encode", named]
-            if left := [name for name in unkept if name not in vectors and name not in categories]:
+            sources = {source_of(table, name): name for name, held in unkept.items() if held == TEXT}
+            converted, queries = conversions(table, [*sources])
+            self.add_readings([], table, queries)
+            left = []
+            for name in (name for name in unkept if name not in [sources[each] for each in converted]):
+                if (way := way_of_texts(table, name)) is None:
+                    left.append(name)
+                    continue
+                option, _, value = way.partition(" ")
+                named = f"{quoted(source_of(table, name))}{value}"
+                self.options += [option, self.option(kind, named, typed=name in elsewhere)]
+            if left:
                 listed = ",".join(quoted(source_of(table, name)) for name in left)
                 dropped[self.option(kind, listed, typed=not elsewhere.isdisjoint(left))] = None
         self.problems[:] = dict.fromkeys(self.problems)
@@ -354,14 +399,27 @@ def check_tables(tables: GraphTables) -> None:
     faults = _Faults(tables)
     faults.find_missing_ends()
     if not faults.problems:
+        faults.find_bytes()
+    if not faults.problems:
         faults.find_strange_ids()
     faults.find_unkept_columns()
     nodes, edges = faults.stored_columns()
     faults.find_reserved_names(reserved_names(nodes, edges, homogeneous=tables.homogeneous))
     if faults.problems:
         helps = not faults.hopeless
-        raise OptionsNeeded(faults.problems, faults.options * helps, faults.readings * helps)
+        raise OptionsNeeded(
+            faults.problems, faults.options * helps, faults.readings * helps, faults.files * helps
+        )
     check_column_names(nodes, edges, homogeneous=tables.homogeneous)
+
+
+def _unusual(table: Table, kind: EdgeType) -> Unusual | None:
+    """Return what is unusual about the file of a table of edges."""
+    if not _is_csv(table) or len(readers_of(table)) > 1:
+        return None
+    from gigl_loader.partition.unusual_edges import unusual_edges
+
+    return unusual_edges(reader_of(table), kind)
 
 
 def _first_row(table: Table, *, ends: bool) -> str | None:
@@ -387,60 +445,6 @@ def _likely_id(node_type: NodeType, table: Table) -> str | None:
     return next((name for name in texts if words & words_in(name)), next(iter(texts), None))
 
 
-def _edge_columns(roles: Sequence[str], reader: Table) -> list[dict[str, Kind]]:
-    """Return names for the columns of edges without a header.
-
-    Of three texts, the second or the third is the relation: the one that has no value of the first, if the
-    other has some; else both are possible. Of three integers, the third may be an end only if it has some.
-    """
-    kinds = list(reader.columns.values())
-    orders = [list(roles)]
-    if kinds[:3] == [TEXT] * 3:
-        relation = roles[1] if len(roles) == 3 else _RELATION
-        shares = _shares_values(reader, 2), _shares_values(reader, 1)
-        orders = [["src", relation, "dst"], ["src", "dst", relation]]
-        orders = [orders[at] for at in (0, 1) if shares[0] == shares[1] or shares[at]]
-    elif len(roles) == 2 and len(kinds) == 3 and all(map(are_integers, kinds)) and _shares_values(reader, 2):
-        others = [orders[0]] if _shares_values(reader, 1) else []
-        orders = [*others, ["src", "column2", "dst"]]
-    named = [[*order, *(f"column{at + 1}" for at in range(len(order), len(kinds)))] for order in orders]
-    return [dict(zip(names, kinds, strict=False)) for names in named]
-
-
-def _shares_values(reader: Table, at: int) -> bool:
-    """Return whether a column has a value of the first among the first rows, of which the header is one."""
-    names = list(reader.columns)
-    chunk = next(iter(reader.read([names[0], names[at]], _FIRST_ROWS)), {})
-    first, other = ({name, *chunk.get(name, ())} for name in (names[0], names[at]))
-    return not first.isdisjoint(other)
-
-
-def _likely_ends(kind: EdgeType, table: Table, missing: Sequence[str]) -> dict[str, str]:
-    """Return which columns may be the missing ends or relation, by their names, else by their order."""
-    roles = edge_roles(kind)
-    free = [
-        name
-        for name, each in table.columns.items()
-        if name not in roles and (each == TEXT or are_integers(each))
-    ]
-    found: dict[str, str] = {}
-    for by_name in (True, False):
-        for end in missing:
-            if end in _END_WORDS:
-                words = {*_END_WORDS[end]} | (
-                    {kind[0 if end == "src" else 2].lower()} if kind[0] != kind[2] else set()
-                )
-                fitting = [name for name in free if not by_name or words & words_in(name)]
-            else:
-                words = {*_RELATION_WORDS, *words_in(end)}
-                texts = [name for name in free if table.columns[name] == TEXT]
-                fitting = [name for name in texts if not by_name or words & words_in(name)]
-            if fitting and end not in found.values():
-                found[fitting[0]] = end
-                free.remove(fitting[0])
-    return found if len(found) == len(missing) else {}
-
-
 def _is_csv(table: Table) -> bool:
     return hasattr(reader_of(table), "header")
 
@@ -453,28 +457,3 @@ def _is_whole(column: IdColumn) -> bool:
         return False
     chunks = (chunk[column.name] for chunk in column.table.read([column.name], 1 << 20))
     return all(bool(((np.trunc(chunk) == chunk) & ~is_rounded(chunk)).all()) for chunk in chunks)
-
-
-def _first_texts(table: Table, name: str) -> Array:
-    """Return the first texts of a column, none of one that holds anything else."""
-    none = np.empty(0, object)
-    return (
-        none
-        if table.columns[name] != TEXT
-        else next(iter(table.read([name], _FIRST_ROWS)), {name: none})[name]
-    )
-
-
-def _holds_categories(table: Table, name: str) -> bool:
-    """Return whether the first texts of a column are a few that come again and again."""
-    texts = _first_texts(table, name)
-    return table.columns[name] == TEXT and _OFTEN * len({*texts} - {""}) <= len(texts)
-
-
-def _holds_vectors(table: Table, name: str) -> bool:
-    """Return whether the first texts of a column are lists of numbers, all of one length."""
-    if not len(texts := _first_texts(table, name)) or isinstance(reader_of(table), ArrayTable):
-        return False
-    from gigl_loader.partition.vector_table import common_length
-
-    return common_length(texts) is not None

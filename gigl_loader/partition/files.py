@@ -20,7 +20,7 @@ from gigl_loader.graph.folder import is_uri, shown
 from gigl_loader.graph.schema import Column
 from gigl_loader.partition.readers import TEXT, Kind, Table
 from gigl_loader.partition.readers.npy_table import edge_index_table, npy_table
-from gigl_loader.partition.refusals import foreign_directory, foreign_file
+from gigl_loader.partition.refusals import OptionsNeeded, foreign_directory, foreign_file
 from gigl_loader.partition.views import TableView
 
 if TYPE_CHECKING:
@@ -243,11 +243,14 @@ def _directory_columns(files: Sequence[_File], patterns: Sequence[str], spec: st
         texts.append({unquote(name): unquote(value) for name, equals, value in pairs if name and equals})
     for file, found in zip(files, texts, strict=True):
         if missing := texts[0].keys() ^ found.keys():
-            each = " or ".join(_pattern_of(one, files, spec) for one in (files[0], file))
-            raise FormatError(
-                f"{files[0].path} and {file.path}: only one lies in a directory {min(missing)}=...: "
-                f"give {each if not patterns else 'each kind by a pattern of its own'}"
-            )
+            given = [_pattern_of(one, files, spec) for one in (files[0], file)]
+            if {each.kind for each in files} == {"Parquet"} and not is_uri(spec):
+                given.append(f"SELECT * FROM read_parquet('{spec}/**/*.parquet', hive_partitioning = false)")
+            what = f"{files[0].path} and {file.path}: only one lies in a directory {min(missing)}=..."
+            if patterns:
+                raise FormatError(f"{what}: give each kind by a pattern of its own")
+            what += f": give {given[0]} or {given[1]}"
+            raise OptionsNeeded([what], files=[{spec: each.strip("'")} for each in given])
     columns = {name: _values_of([found[name] for found in texts]) for name in texts[0]}
     return [{name: values[at : at + 1] for name, values in columns.items()} for at in range(len(files))]
 

@@ -13,11 +13,10 @@ from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column, NodeType
 from gigl_loader.partition.array_table import ArrayTable
-from gigl_loader.partition.readers import TEXT, Kind, Table, numbered
+from gigl_loader.partition.readers import TEXT, Table, are_integers, numbered
 from gigl_loader.partition.roles import own_names, squeezed
 from gigl_loader.partition.table import SPLIT_MASKS, GraphTables
 from gigl_loader.partition.views import reader_of, source_of
-from gigl_loader.tensors import STORAGE_DTYPES
 
 _ID_WORDS = frozenset({"id", "ids", "key", "index", "idx", "uid", "nid", "pk"})
 _PANDAS_INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
@@ -90,10 +89,10 @@ def words_in(name: str) -> set[str]:
     return set(re.split(r"[\W_]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()))
 
 
-def are_integers(kind: Kind | None) -> bool:
-    """Return whether a column holds one integer a row, and no points in time."""
-    is_one = isinstance(kind, Column) and not kind.shape and kind.unit is None and kind.dtype != "BF16"
-    return is_one and isinstance(kind, Column) and STORAGE_DTYPES[kind.dtype].kind in "iu"
+def are_named_by_edges(tables: GraphTables, node_type: NodeType, table: Table, name: str) -> bool:
+    """Return whether a column has most of the integers by which edges name nodes, as far as these tell."""
+    ends = _ends(tables, node_type) if are_integers(table.columns[name]) else np.empty(0, np.int64)
+    return not len(ends) or bool(np.isin(ends, _first_values(table, name)).mean() > 0.5)
 
 
 def may_be_ids(table: Table, name: str) -> bool:

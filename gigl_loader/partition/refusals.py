@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,18 +16,26 @@ from gigl_loader.graph.schema import EdgeType, NodeType
 class OptionsNeeded(FormatError, ValueError):
     """Tables that cannot be built from as they are. ``options`` of the command line would help.
 
-    Where a table can be read in several ways, ``readings`` has the options of each, and ``options`` those
-    that all of them need besides.
+    Where a table can be read in several ways, ``readings`` has the options of each. Each of ``files`` is one
+    more reading: what to give in place of the FILES of an option, such as a query. ``options`` are those that
+    all readings need.
     """
 
     def __init__(
-        self, problems: Sequence[str], options: Sequence[str], readings: Sequence[Sequence[str]] = ()
+        self,
+        problems: Sequence[str],
+        options: Sequence[str] = (),
+        readings: Sequence[Sequence[str]] = (),
+        files: Sequence[Mapping[str, str]] = (),
     ) -> None:
         self.problems = "; ".join(problems)
         self.options = list(options)
         self.readings = [list(each) for each in readings]
-        added = " or ".join(shlex.join([*options, *each]) for each in self.readings or [[]])
-        super().__init__(self.problems + (f". Add {added}" if added else ""))
+        self.files = [dict(each) for each in files]
+        given = [shlex.join([*options, *each]) for each in self.readings or ([] if files else [[]])]
+        added = [f"Add {text}" for text in [" or ".join(given)] if text]
+        added += [f"Give {new} in place of {old}" for each in self.files for old, new in each.items()]
+        super().__init__(self.problems + (f". {' or: '.join(added)}" if added else ""))
 
 
 def quoted(name: str) -> str:
@@ -108,6 +117,23 @@ _FORMATS: Mapping[tuple[str, ...], _Format] = {
         "pathlib.Path({file}).read_text().splitlines() if line[:1] != '%'][1:]) for word in line.split()]",
         _OF_PAIRS,
     ),
+    (".gr", ".col"): _Format(
+        "DIMACS",
+        "pathlib",
+        "pairs = [[int(word) for word in line.split()[1:3]] for line in "
+        "pathlib.Path({file}).read_text().splitlines() if line[:2] in ('a ', 'e ')]",
+        _OF_PAIRS,
+    ),
+    (".net", ".paj"): _Format(
+        "Pajek", "networkx", "pairs = [*networkx.read_pajek({file}).to_directed().edges]", _OF_PAIRS
+    ),
+    (".dl",): _Format(
+        "UCINET's DL",
+        "pathlib, re",
+        "pairs = [line.split()[:2] for line in re.split(r'(?i)data:\\s*', "
+        "pathlib.Path({file}).read_text())[1].splitlines()]",
+        _OF_PAIRS,
+    ),
     **{
         (f".{name.lower()}",): _Format(
             name,
@@ -147,6 +173,13 @@ _FORMATS: Mapping[tuple[str, ...], _Format] = {
     ),
     (".pkl", ".pickle"): _Format("pickles", "pandas", "frame = pandas.read_pickle({file})", _OF_FRAME),
 }
+_MARKS: Mapping[str, str] = {
+    r"%%MatrixMarket": ".mtx",
+    r"\*(?i:vertices|network)\b": ".net",
+    r"(c .*\n|c\n)*p (sp|edge|col|max|aux)\b": ".gr",
+    r"(?i:dl)\s+n\s*=": ".dl",
+}
+"""First lines of texts that have no reader, whatever their endings, and an ending of their kind."""
 _PICKLES = (".pt", ".pth", ".pkl", ".pickle")
 _ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".rar")
 _DELTA = _Format(
@@ -170,6 +203,12 @@ def foreign_file(path: object, ending: str) -> ForeignFile | None:
         found = _SPARSE if "format.npy" in zipfile.ZipFile(path).namelist() else _NPZ
     danger = ": they can run code, and are never loaded here" if ending in _PICKLES else ""
     return ForeignFile(f"{path}: no reader for {found.name}{danger}; in Python:", found.program(str(path)))
+
+
+def foreign_text(path: object, text: str) -> ForeignFile | None:
+    """Return the refusal of a text that begins as one of a kind without a reader. ``None``: it does not."""
+    ending = next((ending for mark, ending in _MARKS.items() if re.match(mark, text)), None)
+    return None if ending is None else foreign_file(path, ending)
 
 
 def foreign_directory(path: str, files: Iterable[tuple[str, ...]]) -> ForeignFile | None:

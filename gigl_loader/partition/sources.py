@@ -20,6 +20,7 @@ from gigl_loader.partition.files import OpenText, open_spec
 from gigl_loader.partition.missing_values import FilledTable
 from gigl_loader.partition.readers import TEXT, NewColumn, Table
 from gigl_loader.partition.readers.text_format import CsvFormat
+from gigl_loader.partition.refusals import OptionsNeeded
 from gigl_loader.partition.roles import ID_ROLES, Role, by_convention, is_ignored
 from gigl_loader.partition.views import ProjectedTable, Projection, chain
 from gigl_loader.tensors import STORAGE_DTYPES
@@ -127,7 +128,14 @@ def open_files(specs: str | Sequence[str], *, role: Role, options: ColumnOptions
             f"{tables[0].name}: its one line, {','.join(map(str, first.values()))!r:.200}, looks like the "
             "header of the other files: leave it out, or, if it is a row, give it last"
         )
-    return chain(tables)
+    try:
+        return chain(tables)
+    except FormatError as error:
+        below = f"{listed[0]}/**/*.parquet" if Path(listed[0]).is_dir() else listed[0]
+        if len(listed) > 1 or not tables[0].name.endswith(".parquet"):
+            raise
+        query = f"SELECT * FROM read_parquet('{below}', union_by_name = true)"
+        raise OptionsNeeded([str(error)], files=[{listed[0]: query}]) from None
 
 
 def name_columns(table: Table, *, role: Role, options: ColumnOptions) -> Table:
@@ -232,8 +240,15 @@ def _text_reader(role: Role, options: ColumnOptions) -> OpenText:
 
     def opened(path: Path | RemotePath) -> Table:
         from gigl_loader.partition.readers.text_table import TextTable
+        from gigl_loader.partition.unusual_edges import refuse_unusual
 
-        return TextTable(path, columns_of=columns_of, masks=role == "ids", form=options.csv)
+        try:
+            return TextTable(path, columns_of=columns_of, masks=role == "ids", form=options.csv)
+        except FormatError as error:
+            if role != "edges":
+                raise
+            refuse_unusual(path, options.csv, error)
+            raise
 
     return opened
 

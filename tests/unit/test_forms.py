@@ -232,12 +232,26 @@ def test_only_decimal_numbers_with_all_digits_are_ids(
     assert open_table(str(tmp_path / "e.csv"), role="edges").columns["src"] == kind
 
 
-@pytest.mark.parametrize("cells", [("1,234", "5,678"), ("0,5", "12,25"), ("1,234,567.5", "2,345,678.0")])
-def test_numbers_with_commas_are_not_proposed_as_vectors(tmp_path: Path, cells: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("cells", "values"),
+    [
+        (("1,234", "5,678"), [1.234, 1234]),  # Both readings are printed.
+        (("0,5", "12,25"), [0.5]),
+        (("1,234,567.5", "2,345,678.0"), [1234567.5]),
+        (("1.234,5", "2.345,25"), [1234.5]),
+    ],
+)
+def test_numbers_with_commas_are_no_vectors_and_a_query_converts_them(
+    tmp_path: Path, cells: tuple[str, str], values: list[float]
+) -> None:
     (tmp_path / "e.csv").write_text(f'src,dst,n\n0,1,"{cells[0]}"\n1,2,"{cells[1]}"\n')
     with pytest.raises(OptionsNeeded) as caught:
         _opened(edges=str(tmp_path / "e.csv"))
-    assert caught.value.options == ["--drop", "n"]
+    assert caught.value.options == []
+    found = [
+        _read(open_table(query, role="edges"))["n"][0] for [query] in map(dict.values, caught.value.files)
+    ]
+    assert found == values
 
 
 def test_texts_that_come_again_and_again_are_to_be_encoded(

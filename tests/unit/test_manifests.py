@@ -109,7 +109,13 @@ DISTDGL: dict[str, Any] = {
             "train_mask": {"format": {"name": "numpy"}, "data": ["mask0.npy", "mask1.npy"]},
         }
     },
-    "edge_data": {"paper:cites:paper": {"w": {"format": {"name": "numpy"}, "data": ["w.npy"]}}},
+    "edge_data": {
+        "paper:cites:paper": {"w": {"format": {"name": "numpy"}, "data": ["w.npy"]}},
+        "author:writes:paper": {
+            "t": {"format": {"name": "numpy"}, "data": ["t0.npy", "t1.npy"]},
+            "u": {"format": {"name": "parquet"}, "data": ["cites.parquet"]},
+        },
+    },
 }
 
 
@@ -117,7 +123,15 @@ DISTDGL: dict[str, Any] = {
 def distdgl(folder: Path) -> Path:
     write(folder, writes0="2 0\n", writes1="0 2\n")
     pq.write_table(pa.table({"a": [0, 1], "b": [1, 2]}), folder / "cites.parquet")
-    save(folder, w=[0.5, 0.25], likes=[[0, 2]], feat0=[[1.0, 2.0]], feat1=[[3.0, 4.0], [5.0, 6.0]])
+    save(
+        folder,
+        w=[0.5, 0.25],
+        t0=[5],
+        t1=[6],
+        likes=[[0, 2]],
+        feat0=[[1.0, 2.0]],
+        feat1=[[3.0, 4.0], [5.0, 6.0]],
+    )
     save(folder, label0=[7], label1=[8, 9], mask0=[1], mask1=[0, 1])
     (folder / "metadata.json").write_text(json.dumps(DISTDGL))
     return folder
@@ -130,7 +144,7 @@ def test_distdgl(distdgl: Path) -> None:
         "paper": {0: {"x": [1, 2], "y": 7}, 1: {"x": [3, 4], "y": 8}, 2: {"x": [5, 6], "y": 9}},
     }
     assert found.edges == {
-        ("author", "writes", "paper"): [(2, 0), (0, 2)],
+        ("author", "writes", "paper"): [(2, 0, 5), (0, 2, 6)],
         ("paper", "cites", "paper"): [(0, 1, 0.5), (1, 2, 0.25)],
         ("paper", "likes", "paper"): [(0, 2)],
     }
@@ -193,7 +207,8 @@ tasks:
   - type: user
     data: [{name: seeds, format: numpy, path: train.npy}, {name: labels, format: numpy, path: y.npy}]
   validation_set:
-  - {type: user, data: [{name: seeds, format: numpy, path: val.npy}]}
+  - type: user
+    data: [{name: seeds, format: numpy, path: val.npy}, {name: labels, format: numpy, path: y1.npy}]
 - name: node_regression
   train_set:
   - {type: user, data: [{format: numpy, path: val.npy}]}
@@ -216,6 +231,7 @@ def graphbolt(folder: Path) -> Path:
         train=[2, 0],
         val=[1],
         y=[1, 0],
+        y1=[3],
         pairs=[[0, 1]],
     )
     (folder / "metadata.yaml").write_text(GRAPHBOLT)
@@ -224,7 +240,7 @@ def graphbolt(folder: Path) -> Path:
 
 def test_graphbolt(graphbolt: Path, caplog: pytest.LogCaptureFixture) -> None:
     found = build("graphbolt", graphbolt, "--dtype", "x=float32")
-    users = {0: {"age": 4, "x": [1]}, 1: {"age": 5, "x": [2]}, 2: {"age": 6, "x": [3]}}
+    users = {at: {"age": at + 4, "x": [at + 1], "y": label} for at, label in enumerate([0, 3, 1])}
     assert found.nodes == {"user": users, "item": {0: {}, 1: {}}}
     assert found.edges == {
         ("user", "buys", "item"): [(0, 1), (2, 0)],
@@ -232,11 +248,19 @@ def test_graphbolt(graphbolt: Path, caplog: pytest.LogCaptureFixture) -> None:
     }
     assert found.splits == {"user": {"train": [0, 2], "val": [1]}}
     for part in (
-        "labels of train_set of node_classification: columns of some nodes only",
         "train_set of link_prediction: seeds that are edges",
         f"{graphbolt / 'val.npy'}: user has a split 'train' already",
     ):
         assert f"left out {part}" in caplog.text
+
+
+@pytest.mark.parametrize(("labels", "missing"), [([1, 0], -1), ([1.5, 0.5], None)])
+def test_labels_of_some_nodes_of_graphbolt(graphbolt: Path, labels: list[float], missing: int | None) -> None:
+    save(graphbolt, y=labels, val=np.array([], np.int64), y1=np.array([], np.array(labels).dtype))
+    found = build("graphbolt", graphbolt)
+    users = [found.nodes["user"][at]["y"] for at in range(3)]
+    assert users[::2] == labels[::-1]
+    assert users[1] == missing or (missing is None and np.isnan(users[1]))
 
 
 def test_graphbolt_with_pickles(graphbolt: Path) -> None:

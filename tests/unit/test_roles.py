@@ -12,7 +12,7 @@ import torch
 
 from gigl_loader import DistDataset
 from gigl_loader.cli.build_options import TableOptions, UnknownIds
-from gigl_loader.cli.printed_command import passing_options, with_options
+from gigl_loader.cli.printed_command import Change, passing_changes, with_options
 from gigl_loader.graph import Graph
 from gigl_loader.partition import ColumnOptions, open_table
 from gigl_loader.partition.refusals import OptionsNeeded
@@ -335,10 +335,10 @@ def test_a_command_that_would_be_refused_is_not_printed(monkeypatch: pytest.Monk
 def test_options_of_several_refusals_are_put_together() -> None:
     Path("e.csv").write_text("a,b,n_id,what\nx,2,4,p\n3,4,6,q\n")
     given = TableOptions(edges=["e.csv"])
-    added = passing_options(given, ["--rename", "a=src", "--rename", "b=dst"])
-    assert added[4:] == [
+    [passing] = passing_changes(given, Change(["--rename", "a=src", "--rename", "b=dst"]))
+    assert passing.added[4:] == [
         *("--dtype", "node,to,node:dst=text", "--drop", "what"),
         *("--rename", "node,to,node:n_id=edge_n_id"),
     ]
-    assert passing_options(given, ["--drop", "nothing"]) == []
-    assert with_options(given, ["--unknown-ids", "add"]).unknown_ids is UnknownIds.add
+    assert passing_changes(given, Change(["--drop", "nothing"])) == []
+    assert with_options(given, Change(["--unknown-ids", "add"])).unknown_ids is UnknownIds.add

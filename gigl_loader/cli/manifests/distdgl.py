@@ -29,10 +29,12 @@ def read(listing: Listing) -> None:
 
 def _edge_data(listing: Listing, kind: tuple[str, str, str], data: Entry) -> None:
     files = {name: listing.files(data.entry(name).texts("data")) for name in data.values}
-    if any(len(each) != 1 or not each[0].endswith(".npy") for each in files.values()):
-        listing.leave_out(f"{data.where}: of data of edges, only one .npy file each can be read yet")
-    else:
-        listing.join_npy(kind, {name: file for name, [file] in files.items()})
+    for name, listed in files.items():
+        if not all(file.endswith(".npy") for file in listed):
+            listing.leave_out(f"{data.where}: {name}: of data of edges, only .npy files can be read yet")
+            continue
+        for file in listed:
+            listing.join_npy(kind, {name: file})
 
 
 def _nodes(listing: Listing, kind: str, count: int, data: Entry) -> None:

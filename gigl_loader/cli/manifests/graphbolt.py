@@ -26,8 +26,9 @@ def read(listing: Listing) -> None:
         _nodes(listing, entry, features)
     for entry in document.entry("graph").entries("edges"):
         _edges(listing, entry, features)
+    labelled: set[str] = set()
     for task in document.entries("tasks"):
-        _splits(listing, task)
+        labelled |= _splits(listing, task, labelled)
 
 
 def _nodes(listing: Listing, entry: Entry, features: list[Entry]) -> None:
@@ -64,8 +65,9 @@ def _edges(listing: Listing, entry: Entry, features: list[Entry]) -> None:
     )
 
 
-def _splits(listing: Listing, task: Entry) -> None:
-    name = task.text("name", "a task")
+def _splits(listing: Listing, task: Entry, labelled: set[str]) -> set[str]:
+    """Add the splits of a task, and labels of types that have none yet. Return the types of these."""
+    name, found = task.text("name", "a task"), dict[str, str]()
     for key, split in _SETS.items():
         for entry in task.entries(key):
             names = ["seeds", *(f"data {number}" for number in range(1, 100))]  # Of early versions.
@@ -77,9 +79,16 @@ def _splits(listing: Listing, task: Entry) -> None:
             if seeds is None or listing.npy(seeds)[1] or ":" in entry.text("type", ""):
                 listing.leave_out(f"{key} of {name}: seeds that are edges")
                 continue
-            listing.split(entry.text("type", HOMOGENEOUS_NODE), split, seeds)
+            kind = entry.text("type", HOMOGENEOUS_NODE)
+            listing.split(kind, split, seeds)
+            if "labels" in data and kind not in labelled:
+                listing.join_npy(kind, {"id": seeds, "label": (labels := data.pop("labels"))})
+                found[kind] = labels
             if data:
                 listing.leave_out(f"{', '.join(data)} of {key} of {name}: columns of some nodes only")
+    for kind, file in found.items():
+        listing.column("fill", kind, "label", "nan" if listing.is_decimal(file) else "-1")
+    return {*found}
 
 
 def _npy(listing: Listing, entry: Entry) -> str:

@@ -102,6 +102,11 @@ class Listing:
         kind = table.columns["x"]
         return table.num_rows, kind.shape if isinstance(kind, Column) else ()
 
+    def is_decimal(self, file: str) -> bool:
+        """Return whether a ``.npy`` file holds decimal numbers."""
+        held = npy_table(file, {"x": Path(file)}).columns["x"]
+        return isinstance(held, Column) and held.dtype.startswith(("F", "BF"))
+
     def nodes(self, kind: NodeType, files: Sequence[str] | int) -> None:
         """Add the files of a node table, or its number of nodes."""
         for each in [str(files)] if isinstance(files, int) else files:

@@ -11,6 +11,7 @@ import numpy as np
 
 from gigl_loader.arrays import Array
 from gigl_loader.graph.schema import Column
+from gigl_loader.tensors import STORAGE_DTYPES
 
 if TYPE_CHECKING:
     from gigl_loader.partition.remote_files import RemotePath
@@ -26,6 +27,12 @@ TEXT_LISTS: Kind = "lists of texts"
 
 LIST_DELIMITER = "\x1f"
 """The unit separator of ASCII."""
+
+
+def are_integers(kind: Kind | None) -> bool:
+    """Return whether a column holds one integer a row, and no points in time."""
+    is_one = isinstance(kind, Column) and not kind.shape and kind.unit is None and kind.dtype != "BF16"
+    return is_one and isinstance(kind, Column) and STORAGE_DTYPES[kind.dtype].kind in "iu"
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ _FEW = 16
 """Distinct texts that may all be ways to write true and false."""
 _WORDS = ("true",), ("false",)
 """Texts that are booleans unasked."""
-_BOOLEANS = (*_WORDS[0], "yes", "1"), (*_WORDS[1], "no", "0")
+BOOLEANS = (*_WORDS[0], "t", "yes", "y", "1"), (*_WORDS[1], "f", "no", "n", "0")
 """Texts that are booleans in a column of them."""
 _WHOLE_FLOAT32 = 1 << 24
 """Up to here, float32 has all whole numbers."""
@@ -85,7 +85,7 @@ class TextColumn:
             return self._decimals(text, none)
         if self.reading == "boolean":
             lower = f"lower(trim({text}))"
-            true, false = (f"{lower} IN ({', '.join(map(literal, each))})" for each in _BOOLEANS)
+            true, false = (f"{lower} IN ({', '.join(map(literal, each))})" for each in BOOLEANS)
             return [(true, "true"), (false, "false"), none]
         if self.reading == "zoned":
             return [_zoned(text), none]

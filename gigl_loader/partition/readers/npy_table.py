@@ -144,7 +144,9 @@ def edge_index_table(path: Path) -> NpyTable:
     """Return the columns ``src`` and ``dst`` of an array [2, E], as PyG has it, or [E, 2]."""
     file = _header(path)
     if len(file.shape) != 2 or 2 not in file.shape:
-        raise FormatError(f"{path}: shape {list(file.shape)}; an edge index is [2, E] or [E, 2]")
+        way = f"numpy.save('edges.npy', numpy.load({str(path)!r})[:, :2]) keeps the first two columns"
+        shape = f"shape {list(file.shape)}; an edge index is [2, E] or [E, 2]"
+        raise FormatError(f"{path}: {shape}" + (f": {way}" if len(file.shape) == 2 else ""))
     size = file.dtype.itemsize
     by_end = file.shape[0] == 2
     if file.shape == (2, 2):
@@ -188,7 +190,9 @@ def _header(path: Path) -> _File:
             raise FormatError(f"{path}: not a .npy file of numbers: {error}") from None
         offset = file.tell()
     if dtype.hasobject or dtype.names:
-        raise FormatError(f"{path}: holds {dtype}, not numbers")
+        first = (dtype.names or ("",))[0]
+        way = f": save a file of each, numpy.save('{first}.npy', numpy.load({str(path)!r})[{first!r}])"
+        raise FormatError(f"{path}: holds {dtype}, not numbers{way if first else ''}")
     needed = offset + math.prod(shape) * dtype.itemsize
     if path.stat().st_size < needed:
         raise FormatError(f"{path}: {path.stat().st_size} bytes, its header says {needed}: cut off")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from gigl_loader.errors import FormatError
-from gigl_loader.partition.refusals import foreign_file
+from gigl_loader.partition.refusals import foreign_text
 from gigl_loader.regular_files import open_regular
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ HEAD_BYTES = 4 << 20
 COMMENTS = ("#", "%")
 BLANKS = " "
 """Delimiter that stands for any number of spaces and tabs."""
-_DELIMITERS = (",", "\t", ";", "|", "::", BLANKS)
+_DELIMITERS = (",", "\t", ";", "|", "\x01", "::", BLANKS)
 _BY_ENDING = {".csv": ",", ".tsv": "\t", ".psv": "|"}
 _SAMPLE_LINES = 200
 _SCAN_BYTES = 1 << 18
@@ -103,11 +103,12 @@ class TextLayout:
 
 
 class _BlankSeparated:
-    """Values of lines that are separated by runs of blanks."""
+    """Values of lines that are separated by runs of blanks, and may be quoted, or by several characters."""
 
-    def __init__(self, lines: Iterator[str] | Sequence[str], delimiter: str) -> None:
+    def __init__(self, lines: Iterator[str] | Sequence[str], delimiter: str, quote: str) -> None:
         self._lines = iter(lines)
         self._delimiter = delimiter
+        self._quote = quote
         self.line_num = 0
 
     def __iter__(self) -> _BlankSeparated:
@@ -116,12 +117,17 @@ class _BlankSeparated:
     def __next__(self) -> list[str]:
         line = next(self._lines).rstrip("\r\n")
         self.line_num += 1
-        return line.split() if self._delimiter == BLANKS else (line.split(self._delimiter) if line else [])
+        if self._delimiter != BLANKS:
+            return line.split(self._delimiter) if line else []
+        if not self._quote or self._quote not in line:
+            return line.split()
+        line = re.sub(r"[ \t]+", " ", line.strip())
+        return next(csv.reader([line], delimiter=" ", quotechar=self._quote), [])
 
 
 def _split(lines: Iterator[str] | Sequence[str], delimiter: str, quote: str, *, strict: bool = False) -> Any:
     if delimiter == BLANKS or len(delimiter) > 1:
-        return _BlankSeparated(lines, delimiter)
+        return _BlankSeparated(lines, delimiter, quote)
     quoting: Any = csv.QUOTE_MINIMAL if quote else csv.QUOTE_NONE
     return csv.reader(lines, delimiter=delimiter, quotechar=quote or None, quoting=quoting, strict=strict)
 
@@ -167,25 +173,22 @@ def layout_of(path: Path | RemotePath, form: CsvFormat) -> TextLayout:
     text = _decoded(head, name, form, whole=whole)
     if not text.strip():
         raise FormatError(f"{name}: no line with a value")
-    if text.startswith("%%MatrixMarket"):  # Its first line without % is no row.
-        refused = foreign_file(path, ".mtx")
-        assert refused is not None
+    if (refused := foreign_text(path, text[:_SCAN_BYTES])) is not None:
         raise refused
     lines = text.splitlines(keepends=True) if "\r" not in text else io.StringIO(text, newline="").readlines()
     if not whole and len(lines) > 1:
         lines.pop()
-    start = next((at for at, line in enumerate(lines) if line.strip() and line[0] not in COMMENTS), None)
-    comments: list[str] = []
-    if start is None:  # All lines begin so: they are no comments.
-        start = next((at for at, line in enumerate(lines) if line.strip()), 0)
-    else:
-        comments = [line for line in lines[:start] if line.strip()]
+    start, comments = _begin(lines)
+    given = form.delimiter
+    if (named := re.fullmatch(r"sep=(.)\s*", lines[start])) is not None:  # Excel's own first line.
+        start, given = start + 1, given or named[1]
     rows = lines[start : start + _SAMPLE_LINES]
-    delimiter = form.delimiter or _delimiter_in(rows, name, form.quote)
+    delimiter = given or _delimiter_in(rows, name, form.quote)
     records = _split(rows, delimiter, form.quote)
     first: list[str] = next(records, [])
     header_lines = max(records.line_num, 1) if first else 0
-    widths = [len(each) for each in records if each]
+    records = [each for each in records if each]
+    widths = list(map(len, records))
     width = max(set(widths), key=widths.count) if widths else len(first)
     names, header, skipped = list(form.columns), [], start
     if not names:
@@ -194,10 +197,12 @@ def layout_of(path: Path | RemotePath, form: CsvFormat) -> TextLayout:
             names, header, skipped = first, first, start + header_lines
     _check_names(names, f"{name}, line {skipped}")
     if widths and len(names) < width == min(widths) and not form.columns:  # More values than names.
+        if len(names) == width - 1 and _count([each[0] for each in records]):
+            names = ["", *names]  # R and pandas write no name above the numbers of the rows.
         names = [*names, *(f"{names[-1]}_{at}" for at in range(1, 1 + width - len(names)))]
     return TextLayout(
         delimiter=delimiter,
-        quote=form.quote if len(delimiter) == 1 and delimiter != BLANKS else "",
+        quote=form.quote if _has_quotes(text, delimiter, form.quote) else "",
         names=tuple(_distinct([each.strip() for each in names])),
         header=tuple(header),
         skipped=skipped,
@@ -207,6 +212,27 @@ def layout_of(path: Path | RemotePath, form: CsvFormat) -> TextLayout:
         head_rows=len(lines),
         is_utf16=encoding_of(head, form) == "utf-16",
     )
+
+
+def _begin(lines: Sequence[str]) -> tuple[int, list[str]]:
+    """Return the first line that is no comment, and the comments before it."""
+    start = next((at for at, line in enumerate(lines) if line.strip() and line[0] not in COMMENTS), None)
+    if start is None:  # All lines begin so: they are no comments.
+        return next((at for at, line in enumerate(lines) if line.strip()), 0), []
+    return start, [line for line in lines[:start] if line.strip()]
+
+
+def _has_quotes(text: str, delimiter: str, quote: str) -> bool:
+    """Return whether values may be quoted: between blanks, only where some are."""
+    if delimiter != BLANKS or not quote:
+        return len(delimiter) == 1
+    return re.search(rf"(?m)(^|[ \t]){re.escape(quote)}", text) is not None
+
+
+def _count(values: Sequence[str]) -> bool:
+    """Return whether these are the numbers of rows, from 0 or 1 on."""
+    begin = int(values[0]) if values[0] in ("0", "1") else 2
+    return begin < 2 and list(values) == list(map(str, range(begin, begin + len(values))))
 
 
 def _check_names(names: Sequence[str], where: str) -> None:

@@ -89,17 +89,17 @@ class TextTable(SqlTable):
         self.name = str(path)
         self._path = path
         self._form = form
-        self._layout = layout_of(path, form)
-        self._new = columns_of(self._layout.names)
+        self.layout = layout_of(path, form)
+        self._new = columns_of(self.layout.names)
         self._columns: dict[str, TextColumn] = {}
         self._piped = self._must_be_piped()
         self._knows_headers = self._is_plain = False
-        self.columns: dict[str, Kind] = dict.fromkeys(self._layout.names, TEXT)
-        if self._layout.num_comments:
-            count = self._layout.num_comments
+        self.columns: dict[str, Kind] = dict.fromkeys(self.layout.names, TEXT)
+        if self.layout.num_comments:
+            count = self.layout.num_comments
             logger.warning("%s: left out %d lines of comments at the top", self.name, count)
         sample = self._sample()
-        for at, name in enumerate(self._layout.names):
+        for at, name in enumerate(self.layout.names):
             self._columns[name] = column_of(
                 sample.column(at),
                 is_id=self._new[name].name in _IDS,
@@ -112,6 +112,7 @@ class TextTable(SqlTable):
         for at, (name, each) in enumerate(self._columns.items()):
             if not each.asked and each.is_id:
                 self._refuse_stray_text(name, sample.column(at))
+                self._refuse_comments(name, sample.column(at))
             elif not each.asked and each.reading in ("decimal", "text"):
                 self._refuse_large_integers(name, sample.column(at))
         row = {name: sample.column(at) for at, name in enumerate(self.columns)}
@@ -129,13 +130,18 @@ class TextTable(SqlTable):
     @property
     def header(self) -> list[str]:
         """Names that a line of the file gives; none where the names were given."""
-        return list(self._layout.header)
+        return list(self.layout.header)
+
+    @property
+    def id_columns(self) -> list[str]:
+        """Columns that are ids or ends, as the file names them."""
+        return [name for name, new in self._new.items() if new.name in _IDS]
 
     @property
     def read_as(self) -> str:
         """How the file is read, for people."""
         names = {",": "comma", "\t": "tab", BLANKS: "blanks", ";": "semicolon", "|": "bar"}
-        delimiter = names.get(self._layout.delimiter, repr(self._layout.delimiter))
+        delimiter = names.get(self.layout.delimiter, repr(self.layout.delimiter))
         return f"text, {delimiter}" if len(self.columns) > 1 else "text"
 
     @property
@@ -147,16 +153,16 @@ class TextTable(SqlTable):
         return f"{self.name}, line {self._line(row)}, column {column!r}"
 
     def convert(self, path: Path, *, memory_bytes: int, threads: int) -> None:
-        self._is_plain = not self._piped and self._layout.compression is None and self._has_plain_integers()
+        self._is_plain = not self._piped and self.layout.compression is None and self._has_plain_integers()
         super().convert(path, memory_bytes=memory_bytes, threads=threads)
 
     def _has_plain_integers(self) -> bool:
         """Whether all values are integers by their characters, which DuckDB then need not check."""
-        delimiter = self._layout.delimiter
+        delimiter = self.layout.delimiter
         if {(each.reading, each.kind) for each in self._columns.values()} != {("integer", Column("I64"))}:
             return False
         with open_bytes(self._path) as file:
-            for _ in range(self._layout.skipped):
+            for _ in range(self.layout.skipped):
                 file.readline()
             return len(delimiter) == 1 and only_integers(file, delimiter.encode())
 
@@ -174,7 +180,7 @@ class TextTable(SqlTable):
     @contextmanager
     def _source(self, where: str | None = None) -> Iterator[str]:
         """Lend what to select texts ``c0``, ``c1``, ... from: the rows of the file, or those ``where``."""
-        layout = self._layout
+        layout = self.layout
         with self._location() as (path, skipped):
             columns = ", ".join(f"'c{at}': 'VARCHAR'" for at in range(len(layout.names)))
             compression = "none" if self._piped else layout.compression or "none"
@@ -189,7 +195,7 @@ class TextTable(SqlTable):
 
     def _is_row(self) -> str:
         """Return the condition in SQL on rows: no header line that comes again, and no empty line."""
-        again, filled = self._is_header(), "c0 IS NOT NULL" if len(self._layout.names) == 1 else "true"
+        again, filled = self._is_header(), "c0 IS NOT NULL" if len(self.layout.names) == 1 else "true"
         if self._is_plain:
             return filled
         if self._knows_headers:
@@ -197,12 +203,12 @@ class TextTable(SqlTable):
         return f"CASE WHEN {again} THEN error({literal(_HEADER)}) ELSE {filled} END"
 
     def _is_header(self) -> str:
-        names = enumerate(self._layout.names[:_COMPARED])
+        names = enumerate(self.layout.names[:_COMPARED])
         return " AND ".join(f"c{at} = {literal(name)}" for at, name in names)
 
     def _must_be_piped(self) -> bool:
         """Whether this process prepares the bytes that DuckDB reads."""
-        layout = self._layout
+        layout = self.layout
         return (
             not isinstance(self._path, Path)
             or layout.compression in ("bz2", "xz")
@@ -217,7 +223,7 @@ class TextTable(SqlTable):
     def _location(self) -> Iterator[tuple[str, int]]:
         """Lend the path that DuckDB reads, and the number of lines to skip there."""
         if not self._piped:
-            yield self.name, self._layout.skipped
+            yield self.name, self.layout.skipped
             return
         reading, writing = os.pipe()
         failures: list[Exception] = []
@@ -243,7 +249,7 @@ class TextTable(SqlTable):
             failures.append(FormatError(f"{self.name}: cannot be read: {error}"))
 
     def _pieces(self) -> Iterator[bytes]:
-        skipped, rest = self._layout.skipped, b""
+        skipped, rest = self.layout.skipped, b""
         for text in self._texts():
             data = rest + text.encode()
             cut = data.rfind(b"\n") + 1
@@ -256,9 +262,15 @@ class TextTable(SqlTable):
             yield self._prepared(rest + b"\n")
 
     def _prepared(self, lines: bytes) -> bytes:
-        if self._layout.delimiter != BLANKS:
+        if self.layout.delimiter != BLANKS:
             return lines
-        return re.sub(rb"(?m)^ | $", b"", re.sub(rb"[ \t]+", b" ", lines))
+        if self.layout.quote.encode() in lines and self.layout.quote:
+            quote = re.escape(self.layout.quote.encode())
+            blanks = re.compile(rb"(" + quote + rb"[^\n" + quote + rb"]*" + quote + rb")|[ \t]+")
+            lines = blanks.sub(lambda found: found[1] or b" ", lines)
+        else:
+            lines = re.sub(rb"[ \t]+", b" ", lines)
+        return re.sub(rb"(?m)^ | $", b"", lines)
 
     def _texts(self) -> Iterator[str]:
         """Yield the whole file, decoded, with plain line ends."""
@@ -273,9 +285,9 @@ class TextTable(SqlTable):
 
     def _sample(self) -> Any:
         """Return the rows of the first 4 MiB, as texts."""
-        texts = ", ".join(f"c{at}" for at in range(len(self._layout.names)))
+        texts = ", ".join(f"c{at}" for at in range(len(self.layout.names)))
         while True:
-            found = self._fetched(f"SELECT {texts} FROM {{}} LIMIT {self._layout.head_rows}")
+            found = self._fetched(f"SELECT {texts} FROM {{}} LIMIT {self.layout.head_rows}")
             if not isinstance(found, Exception):
                 return found
             self._raise(found)
@@ -285,7 +297,7 @@ class TextTable(SqlTable):
         with (
             self._source(where) as source,
             connected(
-                memory_bytes=_QUERY_MEMORY, threads=1, temporary=None, columns=len(self._layout.names)
+                memory_bytes=_QUERY_MEMORY, threads=1, temporary=None, columns=len(self.layout.names)
             ) as connection,
         ):
             try:
@@ -373,6 +385,20 @@ class TextTable(SqlTable):
                 f"correct it, or read all as texts (--dtype {self._new[name].name}=text)"
             )
 
+    def _refuse_comments(self, name: str, texts: Any) -> None:
+        """Raise ``FormatError`` for a line among texts that looks like a comment."""
+        is_comment = compute.match_substring_regex(texts, r"^[#%]\s").fill_null(False)
+        if (
+            self.columns[name] == TEXT
+            and compute.any(is_comment).as_py()
+            and not compute.all(is_comment).as_py()
+        ):
+            row = compute.index(is_comment, True).as_py()
+            raise FormatError(
+                f"{self.where(name, row)}: {texts[row].as_py()!r:.200} looks like a comment: leave it out, "
+                f"or read all as texts (--dtype {self._new[name].name}=text)"
+            )
+
     def _refuse_large_integers(self, name: str, texts: Any) -> None:
         """Raise ``FormatError`` for integers beyond int64 among the numbers of the first rows."""
         is_large = compute.match_substring_regex(texts, _BEYOND_INT64).fill_null(False)
@@ -390,15 +416,15 @@ class TextTable(SqlTable):
 
     def _fault_of_lines(self) -> FormatError | None:
         """Return the first line that is not as long as the others, or no text, or begins an open quote."""
-        width = len(self._layout.names)
-        line = self._layout.skipped
+        width = len(self.layout.names)
+        line = self.layout.skipped
         with self._records(strict=True) as records:
             try:
                 for values in records:
                     if values and len(values) != width and (len(values), values[-1]) != (width + 1, ""):
                         what = f"{len(values)} value{'s' * (len(values) != 1)} of {width} columns"
                         return FormatError(f"{self.name}, line {line + 1}: {what}")
-                    line = self._layout.skipped + records.line_num
+                    line = self.layout.skipped + records.line_num
             except CsvError as error:
                 open_quote = "unexpected end of data" in str(error)
                 what = "a quote that is not closed" if open_quote else f"{error}"
@@ -415,7 +441,7 @@ class TextTable(SqlTable):
     def _line(self, row: int) -> int:
         """Return the line, from 1, in which a row begins."""
         at = bisect.bisect_right(self._shifts, row, key=lambda shift: shift[0])
-        return row + 1 + (self._shifts[at - 1][1] if at else self._layout.skipped)
+        return row + 1 + (self._shifts[at - 1][1] if at else self.layout.skipped)
 
     @cached_property
     def _shifts(self) -> list[tuple[int, int]]:
@@ -424,8 +450,8 @@ class TextTable(SqlTable):
         Empty lines and header lines are no rows, and a quoted value may have several lines.
         """
         shifts: list[tuple[int, int]] = []
-        row, shift, line = 0, self._layout.skipped, self._layout.skipped
-        names = list(self._layout.names)
+        row, shift, line = 0, self.layout.skipped, self.layout.skipped
+        names = list(self.layout.names)
         with suppress(CsvError, UnicodeDecodeError, *UNREADABLE), self._records() as records:
             for values in records:  # What was found so far is better than nothing.
                 if values and values != names:
@@ -433,15 +459,15 @@ class TextTable(SqlTable):
                         shift = line - row
                         shifts.append((row, shift))
                     row += 1
-                line = self._layout.skipped + records.line_num
+                line = self.layout.skipped + records.line_num
         return shifts
 
     @contextmanager
     def _records(self, *, strict: bool = False) -> Iterator[Any]:
         """Lend a reader of the rows by Python's parser, which knows the lines, and is slow."""
-        encoding = encoding_of(b"\xff\xfe" if self._layout.is_utf16 else b"", self._form)
+        encoding = encoding_of(b"\xff\xfe" if self.layout.is_utf16 else b"", self._form)
         with open_bytes(self._path) as file, io.TextIOWrapper(file, encoding, newline="") as text:
-            yield self._layout.split(islice(text, self._layout.skipped, None), strict=strict)
+            yield self.layout.split(islice(text, self.layout.skipped, None), strict=strict)
 
 
 def _is_decimal(text: str) -> bool:
