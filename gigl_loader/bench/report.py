@@ -77,6 +77,10 @@ TABLES: dict[str, Columns] = {
         ("between_over_lists", "over remote lists", "{:.3f}"),
     ),
     "feature rows": (("gb_per_s", "GB/s", "{:.2f}"),),
+    "CPU of the trainer's thread, ms a batch": (
+        ("trainer_ms", "without expansion", "{:.3f}"),
+        ("expansion_ms", "expansion of edge_index", "{:.3f}"),
+    ),
     "memory": (
         ("peak_pss_gb", "peak PSS GB", "{:.2f}"),
         ("peak_anonymous_gb", "of it anonymous", "{:.2f}"),

@@ -25,13 +25,14 @@ from gigl_loader.bench.store import (
     small_name,
     store_case,
 )
+from gigl_loader.bench.trainer import KINDS, trainer_case
 from gigl_loader.bench.workload import Workload, prepare, training_seeds
 from gigl_loader.graph.graph import Graph
 
-GROUPS = ("sampling", "loading", "store", "memory")
+GROUPS = ("sampling", "loading", "trainer", "store", "memory")
 """Groups of measurements, in order."""
 
-QUICK_GROUPS = ("sampling", "loading", "memory")
+QUICK_GROUPS = ("sampling", "loading", "trainer", "memory")
 """Groups that take seconds on a small graph. The store does not: it starts many processes."""
 
 
@@ -69,7 +70,12 @@ class Suite:
 
     def timed(self) -> dict[str, Case]:
         """Return the cases that take turns, by name."""
-        makers = {"sampling": self._sampling, "loading": self._loading, "store": self._store}
+        makers = {
+            "sampling": self._sampling,
+            "loading": self._loading,
+            "trainer": self._trainer,
+            "store": self._store,
+        }
         return {name: case for group, make in makers.items() if group in self.groups for name, case in make()}
 
     def weighed(self) -> list[Case]:
@@ -108,6 +114,11 @@ class Suite:
             start_method=self.start_method,
         )
         return f"loader, {workers_in_words(num_workers)}", case
+
+    def _trainer(self) -> Iterator[tuple[str, Case]]:
+        graph, seeds = self._graph(), self._seeds()
+        for kind in KINDS:
+            yield f"trainer, {kind}", trainer_case(graph, self.workload, seeds, kind)
 
     def _store(self) -> Iterator[tuple[str, Case]]:
         """Yield the loader that samples where it trains, one server with as many workers, several servers."""

@@ -32,7 +32,8 @@ def bench(
     measure: Annotated[
         str | None,
         typer.Option(
-            help="Some of: sampling, loading, store, memory.  [default: all; --quick leaves out store]"
+            help="Some of: sampling, loading, trainer, store, memory.  [default: all; with --quick, "
+            "all but store]"
         ),
     ] = None,
     caches: Annotated[
@@ -45,7 +46,7 @@ def bench(
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the medians into this PNG file.")] = None,
 ) -> None:
-    """Measure the sampler, the gather, the loader and the graph store beside the machine's limits."""
+    """Measure sampler, gather, loader, thread of the trainer and graph store beside the machine's limits."""
     worker_counts, cache_percents, window_sizes = (
         _numbers(option, text)
         for option, text in (("--workers", workers), ("--caches", caches), ("--windows", windows))

@@ -172,7 +172,9 @@ def test_a_quick_run_measures_everything(tmp_path: Path) -> None:
     result = CliRunner().invoke(build_app(), [*arguments, "--json", str(figures)])
     assert result.exit_code == 0, result.output
     document = json.loads(figures.read_text())
-    assert {"sampler", "gather", "loader, inline", "loader, 1 worker"} <= set(document["subjects"])
+    assert {"sampler", "gather", "loader, inline", "loader, 1 worker", "trainer, links"} <= set(
+        document["subjects"]
+    )
     assert not any(name.startswith("store") for name in document["subjects"])  # Not in seconds.
     assert "1 worker over inline" in document["ratios"]
     assert document["subjects"]["memory, 1 worker"]["worker_adds_mb"]["median"] < 60
@@ -199,7 +201,7 @@ def test_loaders_that_are_measured_start_as_chosen(tmp_path: Path, monkeypatch: 
 
 def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
     for groups in (("sampling", "speed"), ()):
-        with pytest.raises(ValueError, match="--measure takes some of sampling,loading,store,memory"):
+        with pytest.raises(ValueError, match="--measure takes some of sampling,loading,trainer,store,memory"):
             Suite(workload=TINY, folder=tmp_path, groups=groups)
 
 
