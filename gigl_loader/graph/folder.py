@@ -24,7 +24,13 @@ import numpy.typing as npt
 
 from gigl_loader.arrays import Bytes
 from gigl_loader.errors import FormatError
-from gigl_loader.native import forget_mapping, install_bus_error_handler, map_file, watch_mapping
+from gigl_loader.native import (
+    forget_mapping,
+    install_bus_error_handler,
+    map_file,
+    use_huge_pages,
+    watch_mapping,
+)
 from gigl_loader.regular_files import open_regular
 
 
@@ -71,7 +77,12 @@ class Sink:
             view, offset = view[written:], offset + written
 
     def close(self) -> None:
-        """Flush to the disk and close. Closing twice is fine."""
+        """Flush to the disk and close. Closing twice is fine.
+
+        A large file in memory gets huge pages, where the kernel has them: batches read all over it.
+        """
+        if self._extent is not None and self._extent.nbytes >= _HUGE_BYTES:
+            use_huge_pages(self._fd, *self._extent)
         if self._on_disk and self._fd >= 0:
             try:
                 os.fsync(self._fd)
@@ -85,6 +96,9 @@ class Sink:
             self._fd = -1
 
 
+_HUGE_BYTES = 32 << 20
+"""Files in memory of this size get huge pages. The processor finds smaller ones quickly in pages of 4 KiB."""
+_HUGE_PAGE = 2 << 20
 _DIRECT: int = getattr(os, "O_DIRECT", 0)
 _PAGE = 4096
 _PIECE = 1 << 20
@@ -306,7 +320,8 @@ class MemoryFolder:
     def create(self, name: str, nbytes: int) -> Sink:
         if name in self._files:
             raise FileExistsError(f"{name} exists")
-        begin = os.fstat(self._fd).st_size  # A whole number of pages: maps begin with one.
+        unit = _HUGE_PAGE if nbytes >= _HUGE_BYTES else mmap.PAGESIZE  # What is left out takes no memory.
+        begin = -(-os.fstat(self._fd).st_size // unit) * unit
         extent = Extent(begin, nbytes)
         os.ftruncate(self._fd, begin + -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
         self._files[name] = extent

@@ -69,6 +69,7 @@ from gigl_loader.native._core import (
     split_by_owner,
     texts_at,
     uniforms,
+    use_huge_pages,
     watch_mapping,
 )
 
@@ -141,5 +142,6 @@ __all__ = [
     "split_by_owner",
     "texts_at",
     "uniforms",
+    "use_huge_pages",
     "watch_mapping",
 ]

@@ -5,14 +5,16 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gigl_loader.native import advise_random, map_file
+from gigl_loader.native import advise_random, map_file, use_huge_pages
 
 PAGE = mmap.PAGESIZE
+HUGE_PAGE = 2 << 20
 BOTH = mmap.PROT_READ | mmap.PROT_WRITE
 
 
@@ -114,3 +116,59 @@ def test_advice_is_for_the_pages_of_an_array(file: Path) -> None:
     advise_random(memory[PAGE + 3 :])
     assert "rr" in _flags_at(memory[PAGE:]).split()
     assert "rr" not in _flags_at(memory).split()
+
+
+@pytest.fixture
+def memory_file() -> Iterator[int]:
+    fd = os.memfd_create("test", os.MFD_CLOEXEC)
+    yield fd
+    os.close(fd)
+
+
+def _huge_bytes_at(memory: np.ndarray) -> int:
+    """Return how much of the map that has this memory consists of huge pages."""
+    at, ours = memory.ctypes.data, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, _, rest = line.partition(" ")
+        if not name.endswith(":"):
+            first, _, last = name.partition("-")
+            ours = int(first, 16) <= at < int(last, 16)
+        elif ours and name == "ShmemPmdMapped:":
+            return int(rest.removesuffix("kB")) << 10
+    return 0
+
+
+@pytest.mark.parametrize("begin", [0, PAGE, HUGE_PAGE, HUGE_PAGE + 3 * PAGE])
+def test_large_maps_lie_where_huge_pages_fit(memory_file: int, begin: int) -> None:
+    os.ftruncate(memory_file, begin + 3 * HUGE_PAGE)
+    maps = [map_file(memory_file, 3 * HUGE_PAGE - 5, begin) for _ in range(3)]
+    assert {(each.ctypes.data - begin) % HUGE_PAGE for each in maps} == {0}
+
+
+@pytest.mark.parametrize("begin", [0, 3 * PAGE])
+def test_a_file_in_memory_keeps_its_bytes_in_huge_pages(memory_file: int, begin: int) -> None:
+    content = np.random.default_rng(0).integers(0, 256, 5 * HUGE_PAGE + 7, np.uint8)
+    os.pwrite(memory_file, content.data, begin)
+    kept = map_file(memory_file, len(content), begin)
+    done = use_huge_pages(memory_file, begin, len(content))
+    again = map_file(memory_file, len(content), begin)
+    for memory in (kept, again):
+        assert np.array_equal(memory, content)
+        assert not done or _huge_bytes_at(memory) == (5 if begin == 0 else 4) * HUGE_PAGE
+
+
+def test_bytes_that_no_huge_page_fits_into_stay_as_they_are(memory_file: int) -> None:
+    os.pwrite(memory_file, bytes(2 * HUGE_PAGE), 0)
+    assert use_huge_pages(memory_file, PAGE, 2 * HUGE_PAGE - 2 * PAGE)
+    assert use_huge_pages(memory_file, 0, 0)
+    assert _huge_bytes_at(map_file(memory_file, 2 * HUGE_PAGE)) == 0
+    with pytest.raises(ValueError, match="negative"):
+        use_huge_pages(memory_file, -1, 5)
+
+
+def test_a_large_map_that_cannot_be_leaves_no_addresses_behind() -> None:
+    before = len(Path("/proc/self/maps").read_text().splitlines())
+    for each in (map_file, lambda fd, nbytes: use_huge_pages(fd, 0, nbytes)):
+        with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+            each(-1, 64 << 20)
+    assert len(Path("/proc/self/maps").read_text().splitlines()) <= before

@@ -14,7 +14,9 @@ import pytest
 
 from gigl_loader.errors import FormatError
 from gigl_loader.graph import DiskFolder, Folder, MemoryFolder
+from gigl_loader.graph import folder as folder_module
 from gigl_loader.graph.folder import folder_from
+from gigl_loader.native import use_huge_pages
 
 
 @pytest.fixture(params=["disk", "memory"])
@@ -106,6 +108,23 @@ def test_a_folder_in_memory_has_one_descriptor_and_no_map_has_any(folder: Folder
     assert [int(bytes(each)) for each in maps] == [*range(20)]
     assert len(os.listdir("/proc/self/fd")) == before
     assert len(folder.pass_fds) == isinstance(folder, MemoryFolder)
+
+
+def test_large_files_in_memory_lie_in_huge_pages_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = []
+
+    def move(fd: int, begin: int, nbytes: int) -> bool:
+        moved.append((begin, nbytes))
+        return use_huge_pages(fd, begin, nbytes)
+
+    monkeypatch.setattr(folder_module, "use_huge_pages", move)
+    monkeypatch.setattr(folder_module, "_HUGE_BYTES", 3 << 20)
+    folder = MemoryFolder()
+    contents = {name: np.random.default_rng(n).bytes(n << 20) for name, n in (("a", 1), ("b", 5), ("c", 2))}
+    for name, content in contents.items():
+        _write(folder, name, content)
+    assert {name: bytes(folder.open(name)) for name in folder.names()} == contents
+    assert {*moved} == {(2 << 20, 5 << 20)}
 
 
 @pytest.mark.usefixtures("no_leftovers")
