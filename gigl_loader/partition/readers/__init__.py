@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -80,20 +80,10 @@ def as_texts(array: Array) -> Array:
     return array.astype(object) if array.dtype.kind == "U" else array
 
 
-@runtime_checkable
-class Shardable(Protocol):
-    """A table that can be cut. Others are read as a whole, by one task."""
-
-    def shards(self, rows: int) -> Sequence[Table]:
-        """Return tables of about ``rows`` rows that have the rows of this one, in order.
-
-        Messages about a row of a shard are those about the row of the whole table.
-        """
-
-
 def shards_of(table: Table, rows: int) -> list[Table]:
-    """Return the shards of a table: itself where it cannot be cut."""
-    return list(table.shards(rows)) if isinstance(table, Shardable) else [table]
+    """Return the shards of a table: itself where it cannot be cut, to be read by one task."""
+    shards = getattr(table, "shards", None)
+    return [table] if shards is None else list(shards(rows))
 
 
 def stamp_of(table: object) -> object:
