@@ -61,6 +61,8 @@ encoded."""
 
 POSITION = "position"
 """Array of a node type in place of all its columns, where they are deferred."""
+SLOT = "slot"
+"""The same of an edge type: see ``sampling/store.py``."""
 
 _MAX_TRACEBACK = 16_000
 _MAX_MESSAGE = 4_000

@@ -63,6 +63,9 @@ class HostRows:
         """Whether values are read by one kernel. ``None``: not tried yet."""
         self._check()
 
+    def __len__(self) -> int:
+        return len(self._memory)
+
     def gather(self, places: Tensor, resident: Tensor | None) -> Tensor:
         """Return the row of each place, int32 [N], in words [N, words], without a wait.
 

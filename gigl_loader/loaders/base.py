@@ -28,6 +28,7 @@ from gigl_loader.loaders.arguments import (
 )
 from gigl_loader.loaders.dataset import Dataset, DatasetOfLoader, check_dataset
 from gigl_loader.loaders.dequantize import dequantizing
+from gigl_loader.loaders.device_rows import ResidentTransfer
 from gigl_loader.loaders.idle_cores import IdleCores
 from gigl_loader.loaders.input_times import request_alone
 from gigl_loader.loaders.inputs import SeedNodes, read_seed_weights, seed_draw
@@ -43,7 +44,7 @@ from gigl_loader.loaders.stream import (
     RowCounter,
     SeedWatch,
 )
-from gigl_loader.loaders.transfer import ResidentTransfer, target_device, transfer_to
+from gigl_loader.loaders.transfer import target_device, transfer_to
 from gigl_loader.native import draws
 from gigl_loader.sampling.plan import SamplerArguments, read_columns
 from gigl_loader.sampling.request import BatchRequest

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from gigl_loader.channel.frame import Frame
     from gigl_loader.loaders.base import BaseDistLoader
     from gigl_loader.loaders.dataset import NodeDirectory
-    from gigl_loader.loaders.transfer import ResidentTransfer
+    from gigl_loader.loaders.device_rows import ResidentTransfer
     from gigl_loader.sampling.plan import BatchPlan
     from gigl_loader.sampling.request import InputColumn
 

@@ -9,7 +9,6 @@ third copy, when two are still under way.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import weakref
 from collections import deque
@@ -20,20 +19,17 @@ import numpy as np
 import torch
 
 from gigl_loader import native
-from gigl_loader.channel.frame import CARRIED_AT, POSITION, RESIDENT
 from gigl_loader.channel.ring import SlotPool, slot_of
 from gigl_loader.graph.schema import type_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     import numpy.typing as npt
     from torch import Tensor
 
     from gigl_loader.arrays import Bytes
     from gigl_loader.channel.frame import Frame
-    from gigl_loader.device.host_rows import Codes, HostRows
-    from gigl_loader.graph.schema import Column, EdgeType, NodeType
+    from gigl_loader.device.host_rows import Codes
+    from gigl_loader.graph.schema import EdgeType, NodeType
 
 _SLOTS = 8
 _PAGE_BYTES = 4096
@@ -136,7 +132,7 @@ def _unpin(pid: int, cuda: Any, memories: dict[int, dict[int, int]], memory: int
             cuda.cudaHostUnregister(address)
 
 
-_DTYPES = {
+DTYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
     "I8": torch.int8,
@@ -151,6 +147,7 @@ _DTYPES = {
     "I64": torch.int64,
     "F64": torch.float64,
 }
+"""Dtypes of PyTorch by their safetensors names."""
 
 _MAX_COPIES = 2
 SMALL_BYTES = 1 << 18
@@ -213,7 +210,7 @@ class PackedTensors(FrameTensors):
 
     def tensor(self, name: str) -> Tensor:
         spec, begin = self.frame.layout.specs[name], self.frame.layout.offsets[name]
-        return self._packed[begin : begin + spec.nbytes].view(_DTYPES[spec.dtype]).view(spec.shape)
+        return self._packed[begin : begin + spec.nbytes].view(DTYPES[spec.dtype]).view(spec.shape)
 
     def edge_index(self, edge_type: EdgeType) -> Tensor:
         rows, colptr = (self.tensor(name) for name in _edge_arrays(edge_type))
@@ -296,205 +293,6 @@ class StreamTransfer:
             # Half as much again: frames of a run differ a little in size, and pinning memory is slow.
             self._staging[0] = _pinned(frame.nbytes * 3 // 2)
         return self._staging[0][: frame.nbytes].copy_(_packed(frame))
-
-
-_SHUT_DOWN = "the loader was shut down while a batch was made"
-_WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
-"""Rows are moved in the widest of these that they consist of: a device moves a word a thread."""
-
-
-class ResidentTransfer:
-    """Transfer of frames, and the rows that they leave out: ``feature_memory_device``.
-
-    These lie on the device, or in memory of this host that the device reads. It is the ``DeviceMemory`` of
-    the source of its frames.
-    """
-
-    def __init__(
-        self,
-        transfer: Transfer,
-        device: torch.device,
-        columns: Mapping[NodeType | EdgeType, Mapping[str, Column]],
-    ) -> None:
-        """``columns`` that batches carry, by node or edge type and name."""
-        self._transfer = transfer
-        self._device = device
-        self._columns = {
-            f"{'node' if isinstance(kind, str) else 'edge'}/{type_name(kind)}/{type_name(name)}": column
-            for kind, of_kind in columns.items()
-            for name, column in of_kind.items()
-        }
-        self._tables: dict[str, Tensor] = {}
-        """Rows in words [R, words of a row], by the name of their column in frames."""
-        self._host: dict[str, HostRows] = {}
-        """Rows that the device reads, by the same names."""
-
-    def load(self, frame: Frame) -> FrameTensors:
-        tensors = self._transfer.load(frame)
-        if any(name.endswith(f"/{RESIDENT}") for name in frame.names):
-            if not self._tables and not self._host:
-                raise RuntimeError(_SHUT_DOWN)
-            return ResidentTensors(tensors, self._tables, self._host)
-        if frame.by_position:
-            return PositionTensors(tensors, self._tables, self._host, self._columns)
-        return tensors
-
-    def whole(self, frame: Frame) -> tuple[list[str], dict[str, tuple[str, Tensor]]]:
-        """Return the arrays that a frame has whole, and dtype and values of those with rows on the device."""
-        specs, helpers = frame.layout.specs, (POSITION,) if frame.by_position else (RESIDENT, CARRIED_AT)
-        prefixes = {name.removesuffix(f"/{helpers[0]}") for name in specs if name.endswith(f"/{helpers[0]}")}
-        if not frame.by_position and not prefixes:
-            return list(specs), {}
-        names = [name for name in self._columns if name.rpartition("/")[0] in prefixes]
-        tensors = self.load(frame)
-        known = {*names, *(f"{prefix}/{helper}" for prefix in prefixes for helper in helpers)}
-        values = {name: (self._columns[name].spec(0).dtype, tensors.tensor(name)) for name in names}
-        return [name for name in specs if name not in known], values
-
-    def allocate(self, sizes: Mapping[str, tuple[int, int]]) -> None:
-        self._tables = {}  # Before there are new ones: there may not be room for both.
-        tables = {}
-        for name, (rows, row_bytes) in sizes.items():
-            word = _word_of(row_bytes)
-            tables[name] = torch.empty((rows, row_bytes // word.itemsize), dtype=word, device=self._device)
-        self._tables = tables
-
-    def read_host(self, columns: Mapping[str, Sequence[Bytes]]) -> str | None:
-        try:
-            # Triton, which an installation for CPUs does not have.
-            from gigl_loader.device import host_rows
-
-            if (reason := host_rows.why_not(self._device)) is not None:
-                return reason
-            found = {
-                name: host_rows.HostRows(name, parts, self._device, word=_word_of(parts[0].shape[1]))
-                for name, parts in columns.items()
-            }
-        except (
-            Exception
-        ) as error:  # Of CUDA, Triton or the compiler that it calls: they have no base in common.
-            return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.200}"
-        self._host |= found
-        return None
-
-    def write(self, column: str, first: int, rows: Bytes) -> None:
-        table = self._tables.get(column)
-        if table is None:
-            return  # Cleared by another thread.
-        table[first : first + len(rows)] = torch.from_numpy(rows).view(table.dtype)
-        if table.is_cuda:
-            # Batches are made on other threads and streams, which wait for nothing.
-            torch.cuda.current_stream(self._device).synchronize()
-
-    def clear(self) -> None:
-        self._tables = {}
-        self._host = {}
-
-
-class ResidentTensors(FrameTensors):
-    """The arrays of a frame that leaves rows out, with whole columns."""
-
-    def __init__(
-        self, tensors: FrameTensors, tables: Mapping[str, Tensor], host: Mapping[str, HostRows]
-    ) -> None:
-        self.frame = tensors.frame
-        self._tensors = tensors
-        self._tables = tables
-        self._host = host
-
-    def tensor(self, name: str) -> Tensor:
-        carried, places = self._tensors.tensor(name), self._places(name)
-        if places is None:
-            return carried
-        row_shape, table = carried.shape[1:], self._table(name)
-        if (host := self._host.get(name)) is not None:
-            return host.gather(places, table).view(carried.dtype).view(len(places), *row_shape)
-        if table is None:
-            return carried
-        rows = table.index_select(0, places)
-        words = carried.reshape(len(carried), math.prod(row_shape)).view(table.dtype)
-        carried_at = self._tensors.tensor(f"{name.rpartition('/')[0]}/{CARRIED_AT}")
-        rows.index_copy_(0, carried_at.to(torch.int64), words)
-        return rows.view(carried.dtype).view(len(places), *row_shape)
-
-    def values(self, name: str, codes: Codes) -> Tensor | None:
-        host, places = self._host.get(name), self._places(name)
-        return None if host is None or places is None else host.values(places, self._table(name), codes)
-
-    def edge_index(self, edge_type: EdgeType) -> Tensor:
-        return self._tensors.edge_index(edge_type)
-
-    def _places(self, name: str) -> Tensor | None:
-        """Return the places of the rows of a column, int32 [N]. ``None``: the frame has the rows."""
-        places = f"{name.rpartition('/')[0]}/{RESIDENT}"
-        return self._tensors.tensor(places) if places in self.frame.layout.specs else None
-
-    def _table(self, name: str) -> Tensor | None:
-        """Return the rows of a column that stay on the device."""
-        table = self._tables.get(name)
-        if table is not None:
-            _used_here(table)
-        return table
-
-
-def _used_here(table: Tensor) -> None:
-    """Keep the allocator from handing out a table while the current stream still reads it."""
-    if table.is_cuda:
-        table.record_stream(torch.cuda.current_stream(table.device))
-
-
-def _places_of(positions: Tensor) -> Tensor:
-    """Return the places of rows that the device reads from the host's memory."""
-    return (-1 - positions).to(torch.int32)
-
-
-def _word_of(row_bytes: int) -> torch.dtype:
-    return next(each for each in _WORDS if row_bytes % each.itemsize == 0)
-
-
-class PositionTensors(FrameTensors):
-    """The arrays of a frame that has positions in place of rows, with whole columns."""
-
-    def __init__(
-        self,
-        tensors: FrameTensors,
-        tables: Mapping[str, Tensor],
-        host: Mapping[str, HostRows],
-        columns: Mapping[str, Column],
-    ) -> None:
-        self.frame = tensors.frame
-        self._tensors = tensors
-        self._tables = tables
-        self._host = host
-        self._columns = columns
-
-    def tensor(self, name: str) -> Tensor:
-        column = self._columns.get(name)
-        if column is None:
-            return self._tensors.tensor(name)
-        positions = self._positions(name)
-        spec = column.spec(len(positions))
-        dtype, table, host = _DTYPES[spec.dtype], self._tables.get(name), self._host.get(name)
-        if table is not None:
-            _used_here(table)
-            rows = table.index_select(0, positions)
-        elif host is not None:
-            rows = host.gather(_places_of(positions), None)
-        elif column.row_bytes:
-            raise RuntimeError(_SHUT_DOWN)
-        else:
-            return torch.empty(spec.shape, dtype=dtype, device=positions.device)
-        return rows.view(dtype).view(spec.shape)
-
-    def values(self, name: str, codes: Codes) -> Tensor | None:
-        host = None if name in self._tables else self._host.get(name)
-        return None if host is None else host.values(_places_of(self._positions(name)), None, codes)
-
-    def _positions(self, name: str) -> Tensor:
-        return self._tensors.tensor(f"{name.rpartition('/')[0]}/{POSITION}")
-
-    def edge_index(self, edge_type: EdgeType) -> Tensor:
-        return self._tensors.edge_index(edge_type)
 
 
 def _finish(pid: int, under_way: deque[tuple[torch.cuda.Event, Tensor]]) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from gigl_loader.channel.frame import (
     MAX_HEADER_BYTES,
     POSITION,
+    SLOT,
     Frame,
     check_number,
     read_failure,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.plan import ColumnPlan
 
 _I64, _I32 = Column("I64"), Column("I32")
-_DEFERRED = {"node": POSITION, "edge": "slot"}
+_DEFERRED = {"node": POSITION, "edge": SLOT}
 """By what a type is of: the array that a frame with deferred features has in place of all of them."""
 
 Origin = Literal["input", "computed", "sampled", "feature", "deferred"]

@@ -6,9 +6,8 @@ change afterwards, so frames may be loaded in any order, and dropped. Once the r
 carries the rows of its other nodes alone, and two arrays that put the rows of a column together: see
 ``channel/frame.py``. Of types whose rows the device reads from the host's memory, a frame carries none.
 
-Where all rows fit, they are read onto the device before the first batch. Where batches then carry no rows of
-edges, frames are used as they were sampled, with the position of each node in place of its rows; so they are
-where the device reads all rows from the host's memory.
+Where all rows fit, they are read onto the device before the first batch. Where the device has or reads every
+row of batches, frames are used as they were sampled, with the position of each node in place of its rows.
 """
 
 from __future__ import annotations
@@ -46,6 +45,8 @@ _CENSUS_BATCHES = 64
 _CENSUS_ROWS = 1 << 22
 """The census ends with so many batches, or rows of a type: 32 MB of places, sorted in 0.4 s."""
 _BLOCK_BYTES = 32 << 20
+_PLACE_BYTES = 4
+"""Memory of the device for the place of a node, where it finds places of rows by itself."""
 _FILLING_STEPS = 32
 """Rows are read in so many steps at most, between windows."""
 
@@ -62,6 +63,15 @@ class DeviceMemory(Protocol):
         ``columns``: all rows of each, by partition, uint8 [R, row bytes], by name of the column in frames.
         Return why the device does not read them, or ``None``.
         """
+
+    def locate(self, prefix: str, positions: Int64Array, count: int) -> None:
+        """Say which rows of a type lie on the device, of ``count``: those of ``positions``, in their order.
+
+        ``prefix`` is what the names of its columns begin with. Until then, all are read from the host.
+        """
+
+    def num_found(self) -> int:
+        """Return how many rows of batches were on the device, of types that ``locate`` named."""
 
     def write(self, column: str, first: int, rows: Bytes) -> None:
         """Write rows, uint8 [N, row bytes], from row ``first`` on. They are there when this returns."""
@@ -135,34 +145,53 @@ class ResidentRows:
         self._closed = False
         self._read_by_device = frozenset(read_by_device)
         self._edges = {each.kind: each for each in frame.edges if each.kind in self._read_by_device}
-        is_all = self._fits(nbytes)
-        self.holds_all = is_all or (not nbytes and self._read_by_device >= self._arrays.keys())
-        """The device has, or reads, the rows of all nodes."""
-        if is_all:
+        self._is_all = self._fits(nbytes)
+        """The rows of all nodes fit on the device."""
+        self._reads_nodes = self._read_by_device >= self._arrays.keys()
+        edges = [each.kind for each in frame.edges if _filled(each)]
+        self.holds_all = (self._is_all or self._reads_nodes) and self._read_by_device.issuperset(edges)
+        """The device has, or reads, all rows of batches."""
+        if self.holds_all and not self._is_all:
+            self._nbytes -= _PLACE_BYTES * sum(self._num_nodes.values())
+            self._ended |= self._nbytes <= 0
+        if self._is_all:
             self._keep({kind: np.arange(count) for kind, count in self._num_nodes.items()})
-        elif degrees is not None:
-            self._keep(worthiest([*self._by_degree(degrees)], self._row_bytes, nbytes))
+        elif degrees is not None and not self._ended:
+            self._keep(worthiest([*self._by_degree(degrees)], self._row_bytes, self._nbytes))
 
     @property
     def nbytes(self) -> int:
         """Bytes of the rows that lie on the device."""
         return sum(len(each.nodes) * self._row_bytes[str(kind)] for kind, each in self._sets.items())
 
+    @property
+    def has_all_nodes(self) -> bool:
+        """Whether the rows of all nodes lie on the device."""
+        return self._is_all and bool(self._sets)
+
     def fill(self) -> bool:
-        """Read all chosen rows onto the device, and return whether it has or reads them."""
-        while not (self._sets or self._ended):
+        """Read all rows onto the device where they fit. Return whether it has or reads them."""
+        while self._is_all and not (self._sets or self._ended):
             self.advance()
-        return bool(self._sets or (self._read_by_device and not self._nbytes))
+        return bool(self._sets) or self._reads_nodes
+
+    def see(self, places: Mapping[NodeType | EdgeType, Int64Array]) -> None:
+        """Count the rows of a batch, until the rows that stay on the device are settled."""
+        if not (self._sets or self._ended or self._filling is not None or self._census_is_done):
+            self._seen.append({kind: places[kind].copy() for kind in self._arrays if kind in places})
+
+    @property
+    def num_found(self) -> int:
+        """Rows of batches that were on the device, of those by position."""
+        return self._memory.num_found()
 
     def split(self, places: Mapping[NodeType | EdgeType, Int64Array]) -> Split:
         """Return the rows of a batch, of each type of which some are on the device.
 
         Before the rows are settled, the census counts them.
         """
-        sets = self._sets
-        if not sets and not self._ended and self._filling is None and not self._census_is_done:
-            self._seen.append({kind: places[kind].copy() for kind in self._arrays if kind in places})
-        split = {kind: each.split(places[kind]) for kind, each in sets.items() if kind in places}
+        self.see(places)
+        split = {kind: each.split(places[kind]) for kind, each in self._sets.items() if kind in places}
         for kind in self._read_by_device.intersection(places):
             split[kind] = split.get(kind, _all_carried(places[kind])).read_by_device()
         return split
@@ -264,6 +293,9 @@ class ResidentRows:
                 yield
             while not self._fill(kind, chosen[kind][rows], rows.start):
                 yield
+        if self.holds_all and not self._is_all:
+            for kind, nodes in chosen.items():
+                self._memory.locate(self._arrays[kind].prefix, nodes, self._num_nodes[kind])
         self._sets = {kind: _Set.of(nodes, self._num_nodes[kind]) for kind, nodes in chosen.items()}
         logger.info("%d MB of features lie on the device", self.nbytes >> 20)
 
@@ -287,10 +319,10 @@ class ResidentSource:
         """``resident`` holds all rows, and is closed with this source. ``frame``: of whole batches."""
         self._inner = inner
         self._resident = resident
-        self._positions = [
-            each.deferred.name for each in frame.with_deferred_features().nodes if each.deferred is not None
-        ]
-        self._rows = 0
+        deferred = frame.with_deferred_features()
+        self._nodes = {str(each.kind): each.deferred.name for each in deferred.nodes if each.deferred}
+        self._edges = [each.deferred.name for each in deferred.edges if each.deferred]
+        self._rows = self._edge_rows = 0
 
     @property
     def num_batches(self) -> int:
@@ -305,7 +337,11 @@ class ResidentSource:
     def receive(self, timeout: float) -> Frame:
         frame = self._inner.receive(timeout)
         frame.by_position = True
-        self._rows += sum(frame.layout.specs[name].shape[0] for name in self._positions)
+        self._resident.see({kind: frame.array(name) for kind, name in self._nodes.items()})
+        self._resident.advance()
+        specs = frame.layout.specs
+        self._rows += sum(specs[name].shape[0] for name in self._nodes.values())
+        self._edge_rows += sum(specs[name].shape[0] for name in self._edges)
         return frame
 
     def close(self) -> None:
@@ -315,9 +351,10 @@ class ResidentSource:
             self._resident.close()
 
     def stats(self) -> dict[str, Any]:
-        nbytes = self._resident.nbytes
-        rows = dict.fromkeys(("device", "host", "cache", "ranks", "memory", "disk", "wire", "bytes"), 0)
-        rows |= {"wanted": self._rows, "device" if nbytes else "host": self._rows, "device_bytes": nbytes}
+        resident, wanted = self._resident, self._rows + self._edge_rows
+        found = self._rows if resident.has_all_nodes else resident.num_found
+        rows = dict.fromkeys(("cache", "ranks", "memory", "disk", "wire", "bytes"), 0)
+        rows |= {"wanted": wanted, "device": found, "host": wanted - found, "device_bytes": resident.nbytes}
         return {**self._inner.stats(), "rows": {**rows, "seconds_waiting": 0.0}}
 
 

@@ -297,8 +297,7 @@ def local_source(open_inner: Callable[[], BatchSource], graph: Graph, request: S
     readers, degrees = _readers_here(graph, request), _degrees(graph, request)
     frame = request.plan.frame(graph.schema)
     resident = _resident_rows(graph.schema, request, readers, degrees) if request.has_device_memory else None
-    carries_edges = any(each.features for each in frame.edges)
-    if resident is not None and resident.holds_all and not carries_edges and resident.fill():
+    if resident is not None and resident.holds_all and resident.fill():
         return ResidentSource(open_inner(), resident, frame)
     return _windows(
         open_inner(),

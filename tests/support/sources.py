@@ -37,7 +37,7 @@ from tests.support.faults import FAULTY_SAMPLER, FaultPlan, FaultySampler, Graph
 from tests.support.plans import neighbor_plan, with_sampler
 
 if TYPE_CHECKING:
-    from gigl_loader.loaders.transfer import ResidentTransfer
+    from gigl_loader.loaders.device_rows import ResidentTransfer
     from gigl_loader.sampling.source import BatchSource
 
 NUM_BATCHES = 12
@@ -195,7 +195,8 @@ class SourceKind:
         # Here: PyG, which loaders import, warns, and some tests make errors of warnings.
         import torch
 
-        from gigl_loader.loaders.transfer import HostTransfer, ResidentTransfer
+        from gigl_loader.loaders.device_rows import ResidentTransfer
+        from gigl_loader.loaders.transfer import HostTransfer
 
         transfer = ResidentTransfer(HostTransfer(), torch.device("cpu"), {})
         resident = ResidentRows(

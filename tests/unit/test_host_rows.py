@@ -15,7 +15,7 @@ import torch
 
 from gigl_client import RemoteDistDataset
 from gigl_loader import DistDataset, DistNeighborLoader
-from gigl_loader.loaders.transfer import ResidentTransfer
+from gigl_loader.loaders.device_rows import ResidentTransfer
 from gigl_loader.options import FeatureOptions
 from gigl_loader.partition import build_graph, tables_from_pyg
 from gigl_loader.sampling import resident
@@ -77,6 +77,7 @@ def test_no_batch_changes(kind: str, caplog: pytest.LogCaptureFixture) -> None:
         rows = stats["rows"]
         assert rows["wanted"] == rows["device"] + rows["host"] == whole["rows"]["wanted"]
         assert (rows["device"] > 0) is (memory != "host")
+        assert 0 <= rows["device_bytes"] <= (3000 if "KB" in memory else 1 << 30)
         assert rows["host"] > 0
         sizes.append(stats["bytes"])
     # Frames carry no row in any case, and so are equally large.

@@ -14,7 +14,8 @@ from gigl_loader import DistDataset, DistLinkNeighborLoader, DistNeighborLoader
 from gigl_loader.channel.frame import Frame
 from gigl_loader.errors import StorageUnavailable
 from gigl_loader.graph.folder import DiskFolder
-from gigl_loader.loaders.transfer import HostTransfer, ResidentTransfer, SynchronousTransfer
+from gigl_loader.loaders.device_rows import ResidentTransfer
+from gigl_loader.loaders.transfer import HostTransfer, SynchronousTransfer
 from gigl_loader.partition import build_graph, tables_from_pyg
 from gigl_loader.sampling import resident
 from gigl_loader.sampling.rows import MappedRows
