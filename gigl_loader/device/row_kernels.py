@@ -2,7 +2,8 @@
 
 A *place* (int32) names a row: from 0 on, one of the rows that stay on the device; below, row ``-1 - place``
 of the host's. A program reads some rows, neighbouring threads neighbouring elements, so that a row of the
-host crosses the bus in few requests.
+host crosses the bus in few requests. Kernels are not specialised by the number of rows, which differs from
+batch to batch: Triton would compile them again for a multiple of 16, in the middle of an epoch.
 
 With ``TRITON_INTERPRET=1`` in the environment when this module is imported, the kernels run on a CPU. They
 call nothing of Triton's own library in Python, which may have been imported without it.
@@ -36,7 +37,7 @@ def _element(resident, host, place, is_host, offset, mask, WIDTH: tl.constexpr):
     return tl.where(is_host[:, None], from_host, from_device)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
 def _gather(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     places, resident, host, out, num_rows, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
@@ -63,7 +64,7 @@ def _header(resident, host, place, is_row, begin: tl.constexpr, WIDTH: tl.conste
     return bits.to(tl.float32, bitcast=True)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
 def _dequantize(  # type: ignore[no-untyped-def]  # noqa: PLR0917
     places,
     resident,
