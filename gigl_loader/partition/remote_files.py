@@ -295,6 +295,7 @@ class _UploadedSink(Sink):
 
     def close(self) -> None:
         if self._fd >= 0:
+            self._write_page()
             self.discard()
             with self._path.open("rb") as file:
                 self._place.upload(self._name, file)

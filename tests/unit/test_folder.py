@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import os
@@ -139,6 +140,67 @@ def test_memory_goes_with_its_folder() -> None:
         os.fstat(fd)
     assert bytes(kept) == b"1234"
     del kept
+
+
+@pytest.fixture
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Pretend that huge pages have 64 bytes, and return begin and size of each write."""
+    written: list[tuple[int, int]] = []
+
+    def pwrite(fd: int, data: memoryview, offset: int) -> int:
+        written.append((offset, len(data)))
+        return real(fd, data, offset)
+
+    real = os.pwrite
+    monkeypatch.setattr(folder_module, "_HUGE_PAGE", 64)
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    return written
+
+
+@pytest.mark.usefixtures("small_pages")
+@pytest.mark.parametrize("seed", range(20))
+def test_pieces_of_any_size_and_order_are_written_as_they_are(tmp_path: Path, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    arrays = [random.integers(0, 256, random.integers(0, 2000), np.uint8) for _ in range(3)]
+    begins = np.cumsum([0, *map(len, arrays)]).tolist()
+    sink = DiskFolder(tmp_path).create("a", begins[-1])
+    done = [0, 0, 0]
+    while any(done[n] < len(array) for n, array in enumerate(arrays)):
+        n = int(random.integers(3))
+        piece = arrays[n][done[n] :][: int(random.choice([1, 30, 63, 64, 65, 200]))]
+        sink.write(begins[n] + done[n], piece)
+        done[n] += len(piece)
+        if len(piece) > 1 and random.random() < 0.3:  # Again, as no file of a graph is.
+            sink.write(begins[n] + done[n] - 2, piece[-2:])
+    sink.close()
+    assert (tmp_path / "a").read_bytes() == b"".join(array.tobytes() for array in arrays)
+
+
+def test_large_pieces_are_written_in_whole_huge_pages(
+    tmp_path: Path, small_pages: list[tuple[int, int]]
+) -> None:
+    sink = DiskFolder(tmp_path).create("a", 1000)
+    sink.write(0, bytes(10))
+    for begin in range(10, 1000, 99):
+        sink.write(begin, bytes(99))
+    sink.close()
+    assert small_pages == [(0, 10), (10, 54), *((begin, 64) for begin in range(64, 960, 64)), (960, 40)]
+
+
+def test_a_full_disk_is_an_error_of_the_last_piece_and_closes_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int, data: memoryview, offset: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    sink = DiskFolder(tmp_path).create("a", 4 << 20)
+    sink.write(5, bytes(3 << 20))
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match="No space left"):
+        sink.close()
+    assert len(os.listdir("/proc/self/fd")) == before - 1
+    sink.close()
 
 
 def test_a_large_array_is_written_whole(tmp_path: Path) -> None:
