@@ -29,7 +29,6 @@ from gigl_loader.loaders.arguments import (
 from gigl_loader.loaders.dataset import Dataset, DatasetOfLoader, check_dataset
 from gigl_loader.loaders.dequantize import dequantizing
 from gigl_loader.loaders.device_rows import ResidentTransfer
-from gigl_loader.loaders.idle_cores import IdleCores
 from gigl_loader.loaders.input_times import request_alone
 from gigl_loader.loaders.inputs import SeedNodes, read_seed_weights, seed_draw
 from gigl_loader.loaders.ledger import Ledger, run_digests
@@ -40,6 +39,7 @@ from gigl_loader.loaders.stream import (
     BatchPipeline,
     EpochIterator,
     FrameStream,
+    IdleCores,
     Progress,
     RowCounter,
     SeedWatch,
@@ -381,7 +381,9 @@ class BaseDistLoader(FixedArguments, AcceleratePrepared):
             for kind, names in of_kind.items()
         }
         self._resident = ResidentTransfer(way, self.device, columns)
-        return dequantizing(self._resident, self.dataset.schema, options.dequantize_to)
+        if options.features.device_bytes is not None:
+            way = self._resident
+        return dequantizing(way, schema, options.dequantize_to)
 
     def _join(self) -> None:
         """Compare with the ranks that share the input, then start what makes the batches."""

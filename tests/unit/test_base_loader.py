@@ -542,6 +542,7 @@ def test_rows_of_features_are_counted(columns: list[str] | None) -> None:
     assert (rows > 0) == (columns is None)
     expected = {
         "device": 0,
+        "host": 0,
         "cache": 0,
         "ranks": 0,
         "memory": rows,

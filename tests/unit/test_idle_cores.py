@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from gigl_loader.loaders import idle_cores
-from gigl_loader.loaders.idle_cores import IdleCores
+from gigl_loader.loaders import stream
+from gigl_loader.loaders.stream import IdleCores
 
 
 class _Trainer:
@@ -14,7 +14,7 @@ class _Trainer:
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, *, num_workers: int, waiting: float, idle: float
     ) -> None:
-        monkeypatch.setattr(idle_cores, "workers_of", lambda value, *, ranks: 16 // ranks - 1)
+        monkeypatch.setattr(stream, "workers_of", lambda value, *, ranks: 16 // ranks - 1)
         self.now = 100.0
         self._waiting, self._idle = waiting, idle
         self.cores = IdleCores(

@@ -36,6 +36,7 @@ IN_THE_WORKER = frozenset(
         "workers/executor",
         "sampling/neighbor_sampler",
         "sampling/frame_writer",
+        "sampling/frame_schema",
     }
 )
 
