@@ -114,7 +114,8 @@ def evaluate(model: Model, items: DistNeighborLoader, later: DistABLPLoader) -> 
 def train(dataset: DistDataset | RemoteDistDataset, epochs: int, batch_size: int) -> None:
     torch.manual_seed(0)  # the same first weights on every rank
     run = {"num_neighbors": [10, 10], "batch_size": batch_size, "seed": 1}
-    anchors = partial(DistABLPLoader, dataset, input_nodes=("user", None), **run)
+    # Who viewed an item is known before somebody buys it: views are no purchases the other way round.
+    anchors = partial(DistABLPLoader, dataset, input_nodes=("user", None), reverse_edge_types={}, **run)
     labelled = anchors(
         supervision_edge_type=[CLICKS, BUYS], max_labels_per_anchor=3, num_random_negatives=64, shuffle=True
     )
