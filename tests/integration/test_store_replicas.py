@@ -11,7 +11,7 @@ import re
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -101,7 +101,9 @@ def test_without_a_holder_the_partition_is_named_and_nothing_is_lost(
         seen += [digest(batch) for batch in islice(batches, 3)]
         cluster.kill(1)
         with pytest.raises(StorageUnavailable) as raised:
-            seen += map(digest, batches)
+            while len(seen) < len(expected):
+                with suppress(TimeoutError):  # A busy machine: nothing was consumed, the next call waits on.
+                    seen += map(digest, batches)
         said = str(raised.value)
         assert "\n" not in said
         lost = "|".join(map(re.escape, cluster.addresses[:2]))
