@@ -89,6 +89,13 @@ def test_any_one_server_may_vanish_for_good(cluster: LocalCluster, expected: lis
         assert [digest(batch) for batch in late] == expected
 
 
+def take_all(batches: Iterator[Any], seen: list[int], count: int) -> None:
+    """Add the digests of batches to ``seen``, until there are ``count``."""
+    while len(seen) < count:
+        with suppress(TimeoutError):  # A busy machine: nothing was consumed, and the next call waits on.
+            seen += map(digest, batches)
+
+
 @pytest.mark.slow
 def test_without_a_holder_the_partition_is_named_and_nothing_is_lost(
     cluster: LocalCluster, graph: Path, expected: list[int]
@@ -101,9 +108,7 @@ def test_without_a_holder_the_partition_is_named_and_nothing_is_lost(
         seen += [digest(batch) for batch in islice(batches, 3)]
         cluster.kill(1)
         with pytest.raises(StorageUnavailable) as raised:
-            while len(seen) < len(expected):
-                with suppress(TimeoutError):  # A busy machine: nothing was consumed, the next call waits on.
-                    seen += map(digest, batches)
+            take_all(batches, seen, len(expected))
         said = str(raised.value)
         assert "\n" not in said
         lost = "|".join(map(re.escape, cluster.addresses[:2]))
