@@ -46,6 +46,7 @@ from gigl_loader.loaders.stream import (
 )
 from gigl_loader.loaders.transfer import target_device, transfer_to
 from gigl_loader.native import draws
+from gigl_loader.options import workers_of
 from gigl_loader.sampling.plan import SamplerArguments, read_columns
 from gigl_loader.sampling.request import BatchRequest
 from gigl_loader.sampling.schedule import Schedule
@@ -143,11 +144,8 @@ class BaseDistLoader(FixedArguments, AcceleratePrepared):
             self._plan(self._placement.run_seed(checked.seed))
             self._rows = RowCounter.of(dataset, self.plan.frame(dataset.schema))
             self._seed_watch = SeedWatch(self.name, self.plan, self._sampling, dataset.schema)
-            self._idle_cores = IdleCores(
-                self.name,
-                num_workers=self.num_workers,
-                ranks=self.topology.local_world_size,
-            )
+            most = 0 if self.dataset.num_servers else workers_of("auto", ranks=self.topology.local_world_size)
+            self._idle_cores = IdleCores(self.name, num_workers=self.num_workers, most=most)
             # Now, since the dataset may not be reachable later, when the state is needed most.
             self._made_with = states.describe_run(dataset, self.plan, self._seeds, self._schedule)
             self._seeds = self._seeds.without_ids()

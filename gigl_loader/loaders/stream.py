@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from gigl_loader.errors import SamplingError, StorageUnavailable, WorkerDied
 from gigl_loader.loaders.input_times import without_past
-from gigl_loader.options import workers_of
 from gigl_loader.resources import idle_seconds, naming_process_limit
 from gigl_loader.sampling.khop import KHop
 from gigl_loader.sampling.request import SEEDS_WITHOUT_PAST
@@ -209,16 +208,15 @@ class IdleCores:
         name: str,
         *,
         num_workers: int,
-        ranks: int,
+        most: int,
         clock: Callable[[], float] = time.perf_counter,
         idle: Callable[[], float] = idle_seconds,
     ) -> None:
-        """``name``: of the loader. ``ranks``: of this host, which share its cores."""
-        self._name, self._num_workers = name, num_workers
-        self._more = workers_of("auto", ranks=ranks)
+        """``name``: of the loader. ``most``: workers that this host has cores for, 0 for a graph store."""
+        self._name, self._num_workers, self._most = name, num_workers, most
         self._clock, self._idle = clock, idle
         self._batches = 0
-        self._is_done = self._more <= num_workers
+        self._is_done = most <= num_workers
         self.advice = ""
         """For ``stats``. Empty where there is none."""
 
@@ -238,7 +236,7 @@ class IdleCores:
         share, cores = (seconds_waiting - waited) / seconds, (self._idle() - idle) / seconds
         if share >= _MUCH_WAITING and cores >= 1:
             self.advice = (
-                f"waiting {share:.0%} of the time while {cores:.1f} cores idle: num_workers={self._more} "
+                f"waiting {share:.0%} of the time while {cores:.1f} cores idle: num_workers={self._most} "
                 f'("auto") would use them, in place of {self._num_workers}'
             )
             _LOGGER.warning("%s: %s", self._name, self.advice)

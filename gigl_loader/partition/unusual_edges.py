@@ -14,7 +14,7 @@ from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import EdgeType
 from gigl_loader.partition.readers import TEXT, Table, are_integers
-from gigl_loader.partition.readers.sql_table import literal
+from gigl_loader.partition.readers.sql_table import integer, literal
 from gigl_loader.partition.readers.text_format import COMMENTS, CsvFormat, encoding_of, open_bytes
 from gigl_loader.partition.readers.text_table import TextTable
 from gigl_loader.partition.refusals import ForeignFile, OptionsNeeded, foreign_file
@@ -105,7 +105,8 @@ def _of_lists(path: str, skipped: int, *, quoted: bool = False) -> str:
     line = "translate(line, chr(34), ' ')" if quoted else "line"
     words = f"string_split_regex(trim({line}, {literal(_AROUND)}), {literal(_BETWEEN)})"
     nodes = f"SELECT {words} AS nodes FROM read_csv({literal(path)}, {form})"
-    return f"SELECT CAST(nodes[1] AS BIGINT) AS src, CAST(unnest(nodes[2:]) AS BIGINT) AS dst FROM ({nodes})"
+    ends = f"SELECT nodes[1] AS src, unnest(nodes[2:]) AS dst FROM ({nodes})"
+    return f"SELECT {integer('src')} AS src, {integer('dst')} AS dst FROM ({ends})"
 
 
 def _is_metis(rows: Sequence[Sequence[int]]) -> bool:

@@ -158,9 +158,14 @@ class WorkerHandle:
         return len(self._open), self._undelivered
 
     @property
+    def is_sampling(self) -> bool:
+        """Whether requests have no response yet."""
+        return bool(self._open)
+
+    @property
     def is_awaited(self) -> bool:
         """Whether the process owes a response."""
-        return bool(self._open) or not self.incarnation.started
+        return self.is_sampling or not self.incarnation.started
 
     def leave_epoch(self, generation: int) -> None:
         """Drop requests of older generations: the process skips them, and their frames are not delivered."""

@@ -295,8 +295,9 @@ class WorkerSource:
         """Send requests, each to the worker with the shortest queue, until no worker has room."""
         while self._returned or self._next_batch < self.num_batches:
             handle = min((handle for handle in self._handles if handle.has_room), key=_load, default=None)
-            if handle is None:
+            if handle is None and not self._is_stuck:
                 return
+            handle = handle or min(self._handles, key=_load)
             if self._returned:
                 batch = heapq.heappop(self._returned)
             else:
@@ -304,6 +305,14 @@ class WorkerSource:
             if self._spans is not None:
                 self._spans.begin(self._epoch, batch)
             handle.send(self._schedule.request(self._epoch, batch))
+
+    @property
+    def _is_stuck(self) -> bool:
+        """Whether the trainer would wait for a batch that nobody samples, as memory holds other frames.
+
+        Those may be batches that the consumer keeps, or later ones beside that of a worker that died.
+        """
+        return self._next_ready() is None and not any(handle.is_sampling for handle in self._handles)
 
     def _awaited(self, deadline: float, timeout: float) -> int:
         """Wait for the next batch. One that was not available is requested again until ``deadline``.

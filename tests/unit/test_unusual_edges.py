@@ -54,6 +54,17 @@ def edges_of(command: str) -> Edges:
     return sorted((row[0], row[1]) for row in rows)
 
 
+@pytest.mark.parametrize(("between", "last"), [(" ", "7 8 9.6"), (",", "7\t8,9.6")])
+def test_a_decimal_far_down_a_list_of_neighbours_is_no_node(folder: Path, between: str, last: str) -> None:
+    """DuckDB's cast would round it."""
+    lists = (between.join(map(str, range(node, node + node % 3 + 1))) for node in range(200_000))
+    rows = (f"{node}{last[1]}{others}" for node, others in enumerate(lists))
+    (folder / "e.txt").write_text("\n".join([*rows, last]))
+    *_, command = commands(refused("--edges e.txt"))
+    done = run_here(*shlex.split(command)[1:], "--overwrite")
+    assert (done.returncode, "no integer: 9.6" in done.stderr) == (2, True), done.stderr
+
+
 NEIGHBOURS = [(0, 1), (0, 2), (1, 2), (3, 4)]
 
 

@@ -11,7 +11,7 @@ import time
 from contextlib import closing
 from multiprocessing import forkserver
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gigl_loader.sampling.source import BatchSource
+    from gigl_loader.workers.source import WorkerSource
 
 pytestmark = [
     pytest.mark.usefixtures("fork_server", "no_leftovers"),
@@ -453,6 +454,20 @@ def test_frames_are_copied_out_only_when_many_are_kept(expected: list[bytes]) ->
         source.start_epoch(0)
         assert drain(source) == expected
         assert source.stats()["copied_out"] == before
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_frames_that_outgrow_their_memory_while_many_are_kept_stop_nothing(
+    expected: list[bytes], workers: int
+) -> None:
+    source = cast("WorkerSource", SourceKind(workers, "fork").open())
+    with closing(source):
+        source.start_epoch(0)
+        kept = [source.receive(20) for _ in range(5)]
+        source._handles[0]._limit.note(1 << 50)  # From now on, memory holds two frames of one worker.
+        os.kill(source._handles[-1].incarnation.pid, signal.SIGKILL)
+        kept += [source.receive(20) for _ in range(NUM_BATCHES - 5)]
+        assert [bytes_of(frame) for frame in kept] == expected
 
 
 def test_a_written_array_stays_written() -> None:

@@ -21,6 +21,7 @@ from gigl_loader.graph.folder import is_uri
 from gigl_loader.graph.schema import Column, EdgeType, NodeType
 from gigl_loader.partition.readers import Table
 from gigl_loader.partition.readers.npy_table import npy_table
+from gigl_loader.partition.readers.sql_table import integer
 from gigl_loader.partition.refusals import quoted, type_text
 from gigl_loader.partition.sources import ColumnOptions, open_files
 from gigl_loader.regular_files import read_whole
@@ -131,9 +132,8 @@ class Listing:
         if len(values) > 1 or "." in values[0]:
             cast = ", ".join(f"CAST({each} AS FLOAT)" for each in columns)
             cast = f"[{cast}]" if len(values) > 1 else cast
-        else:  # A cast would round.
-            whole = "regexp_full_match(c0, '-?[0-9]+')"
-            cast = f"CASE WHEN {whole} THEN CAST(c0 AS BIGINT) ELSE error('no integer: ' || c0) END"
+        else:
+            cast = integer("c0")
         read = f"read_csv('{path}', header = false, delim = ',', columns = {{{listed}}})"
         self.add("joins", f'{self.scope(kind)}=SELECT {cast} AS "{name}" FROM {read}')
 

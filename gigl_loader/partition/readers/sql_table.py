@@ -77,6 +77,12 @@ def literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
+def integer(text: str) -> str:
+    """Return the integer of a text, in SQL. DuckDB's cast rounds decimals; this is an error for them."""
+    whole = f"regexp_full_match({text}, '-?[0-9]+')"
+    return f"CASE WHEN {whole} THEN CAST({text} AS BIGINT) ELSE error('no integer: ' || {text}) END"
+
+
 class SqlTable:
     """Rows of a SELECT, in its order. Subclasses set ``name``, ``columns``, and say what to select."""
 
