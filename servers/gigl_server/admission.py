@@ -172,7 +172,6 @@ class PortLimits:
     connections_per_address: int = 0
     calls: int = 0
     """Calls under way at once."""
-    calls_per_caller: int = 0
     first_s: float = 0.0
     """Seconds for a connection to say what it wants, or who it is; then it is cut."""
 
@@ -188,9 +187,6 @@ show a token with the first bytes. Each call holds a thread."""
 RING_PORT = PortLimits(connections=64, first_s=2.0)
 METRICS_PORT = PortLimits(connections=32, connections_per_address=16, first_s=2.0)
 """Each connection holds a thread, until the last byte of its reply at most ``first_s`` later."""
-WATCHES = PortLimits(calls=14, calls_per_caller=4)
-"""Watches of health. Without a token, each ends after 20 s."""
-REFLECTIONS = PortLimits(calls=2, calls_per_caller=1)
 
 
 def share_of_descriptors(divisor: int, most: int | None = None) -> int:

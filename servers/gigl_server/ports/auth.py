@@ -1,9 +1,9 @@
-"""Interceptor of the control port: authentication, limits on calls, and parsing of messages."""
+"""Handlers of control calls that need a token: authentication, shares of callers, parsing of messages."""
 
 from __future__ import annotations
 
 import logging
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache, partial
 from hashlib import sha256
 from ssl import PEM_cert_to_DER_cert
@@ -18,24 +18,27 @@ from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.server_proof import NONCE
 from gigl_loader.tracing import TRACE_HEADERS, ServedSpan, find_tracer
 from gigl_server.admission import Identity, Quota
-from gigl_server.ports.control_call import ControlCall, MessageReader, handler, header_values
+from gigl_server.ports.control_call import ControlCall
+from gigl_server.ports.shares import ByteSemaphore
 
 if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from gigl_loader.rpc.credentials import Credentials
     from gigl_server.admission import Access
     from gigl_server.counters import Counters
     from gigl_server.logs import AuditLog
-    from gigl_server.ports.control_call import Stream
+    from gigl_server.ports.control_call import CallTimes
 
     Handler = Callable[[Any, ControlCall], Any]
 
 _LOGGER = logging.getLogger(__name__)
 _MEMORY_BYTES = 1 << 30
 _MAX_TURNS = 32
+_CALL_S = 10.0
+"""From the headers of a call until the last byte of its reply is read. A message comes with its headers, or
+within moments; a call that is cancelled is a fault of the moment, which callers retry."""
 _MIN_CALLS_PER_CALLER = 32
 _CACHED_IDENTITIES = 4096
 _ORDINARY = frozenset({RefusalKind.UNAVAILABLE, RefusalKind.FAILED})
@@ -45,9 +48,11 @@ _NOT_COUNTED = _ORDINARY | {RefusalKind.BUSY, RefusalKind.TOO_LARGE}
 class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Handlers of all calls that need the token.
 
-    A call is accepted or refused by its headers, before a byte of its message is read. gRPC alone would hold
-    the messages of thousands of calls, log a traceback for bytes that are no message, and send callers the
-    text of any exception.
+    A call is accepted or refused by its headers, before a byte of its message is read. Handlers have gRPC's
+    form for a stream of messages and one reply: a handler of one message would be called after that message
+    has come, and gRPC sends the one reply without waiting for the caller to read it. Callers see no
+    difference. A call holds a thread of the pool from its headers to its reply: a turn, of which a caller may
+    have as many as it leaves free.
     """
 
     def __init__(
@@ -55,6 +60,7 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         credentials: Credentials,
         counters: Counters,
         audit: AuditLog,
+        times: CallTimes,
         *,
         message_bytes: int,
         max_calls: int,
@@ -63,8 +69,9 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
     ) -> None:
         """A message has at most ``message_bytes``. As many are read at a time as fit in 1 GiB.
 
-        ``access`` has the rights of the tokens. ``None``: every token has all. ``membership`` returns the
-        version that every reply carries. 0: none.
+        ``max_calls`` are under way at once: a call ends when its reply was read. ``access`` has the rights of
+        the tokens. ``None``: every token has all. ``membership`` returns the version that every reply
+        carries. 0: none.
         """
         self._access = access
         self._membership = membership
@@ -73,35 +80,27 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._tracer = find_tracer()
         self._counters = counters
         self._audit = audit
-        self._reader = MessageReader(self.turns, self._refuse_late)
+        self._times = times
         self._calls = Quota("calls are under way", max_calls, max(max_calls // 4, _MIN_CALLS_PER_CALLER))
+        self._turns = ByteSemaphore(self.turns, wait_s=0.0, what="calls whose message is read")
         self._identity = lru_cache(_CACHED_IDENTITIES)(Identity.of)
         self._certificate = lru_cache(_CACHED_IDENTITIES)(_fingerprint)
-        self._services: dict[str, Mapping[str, Callable[..., None]]] = {}
-        self._methods: set[str] = set()
+        self._services: dict[str, Mapping[str, tuple[Handler, Any]]] = {}
 
     @property
     def idle(self) -> bool:
-        """Whether no message is being read or waits to be read."""
-        return self._reader.idle
-
-    @property
-    def threads(self) -> tuple[threading.Thread, ...]:
-        """Threads that live until ``close``."""
-        return self._reader.threads
+        """Whether no call holds a thread."""
+        return not self._turns.lent
 
     def add(
         self, service: str, handlers: Mapping[str, Handler], methods: Mapping[str, tuple[Any, Any]]
     ) -> None:
         """Serve the calls of a service. ``methods`` has the request and reply of each call.
 
-        A handler takes a request and its call, and returns the reply, or ``None`` where it replies later. It
-        may raise ``Refusal``. It must not wait: few threads serve all calls.
+        A handler takes a request and its call, and returns the reply, or raises ``Refusal``. It must not
+        wait: few threads serve all calls.
         """
-        self._methods.update(methods)
-        self._services[f"/{service}/"] = {
-            name: partial(self._receive, handlers[name], methods[name][0]) for name in methods
-        }
+        self._services[f"/{service}/"] = {name: (handlers[name], methods[name][0]) for name in methods}
 
     def service(self, details: Any) -> Any:
         """Return gRPC's handler of a call, ``None`` for other services. Runs on gRPC's one thread."""
@@ -109,25 +108,36 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
         methods = self._services.get(f"{service}/")
         if methods is None:
             return None
-        if not head_is_whole(details.method, details.invocation_metadata or ()):
-            return handler(partial(self._begin, _refuse_damaged, name, ""))
-        token = self._credentials.identify(header_values(details.invocation_metadata, "authorization"))
-        if token is None:
-            return handler(partial(self._begin, self._refuse_token, name, ""))
-        return handler(partial(self._begin, methods.get(name, _refuse_unknown), name, token))
+        respond = partial(self._respond, details.method, methods.get(name))
+        return grpc.stream_unary_rpc_method_handler(respond)
 
     def renew(self, credentials: Credentials) -> None:
         """Accept the tokens of ``credentials`` from now on, and no others."""
         self._credentials = credentials
 
-    def close(self) -> None:
-        """Read no more messages. Closing twice is fine."""
-        self._reader.close()
+    def call(self, path: str, requests: Iterator[bytes], context: Any) -> tuple[ControlCall, str | None]:
+        """Return a call of gRPC, and the name of the token that its caller sent, if it is valid."""
+        shown = [value for key, value in context.invocation_metadata() or () if key == "authorization"]
+        token = self._credentials.identify(shown)
+        caller = self._identify(context, token or "")
+        return ControlCall(path.rpartition("/")[2], caller, requests, context), token
 
-    def call(self, name: str, stream: Stream, token: str, *, trusted: bool = True) -> ControlCall:
-        """Return a call of gRPC. ``token`` is the name of the token that the caller sent."""
-        caller = self._identify(stream.context, token)
-        return ControlCall(name, caller, stream, self._refused, replied=self._count_reply, trusted=trusted)
+    @contextmanager
+    def responding(self, call: ControlCall) -> Iterator[None]:
+        """End a call by a refusal that the block raises. Callers never see the text of another exception."""
+        try:
+            yield
+        except grpc.RpcError:  # The call has ended.
+            raise
+        except Refusal as error:
+            refusal = error
+        except Exception:
+            _LOGGER.exception("a control call failed")
+            refusal = Refusal(RefusalKind.FAILED, "the server failed to answer; its log says why")
+        else:
+            return
+        self._note(call, refusal)
+        call.refuse(refusal)
 
     def _identify(self, context: Any, token: str) -> Identity:
         """Return the identity of the caller. TLS has checked its certificate."""
@@ -137,60 +147,54 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
             certificate = self._certificate(bytes(shown[0])) if shown else ""
         return self._identity(peer=str(context.peer()), token=token, certificate=certificate)
 
-    def _refused(self, call: ControlCall, refusal: Refusal) -> None:
+    def _note(self, call: ControlCall, refusal: Refusal) -> None:
         """Count and log a refusal, unless its kind is an ordinary state of a server."""
         self._counters.add(refused=refusal.kind not in _NOT_COUNTED)
         if refusal.kind not in _ORDINARY:
             status = status_of(refusal.kind).name
             self._audit.refused(call.caller, f"{call.method}: {status}: {refusal.message}")
 
-    def _count_reply(self, call: ControlCall, nbytes: int) -> None:
-        if call.method in self._methods:  # Others need no token and are not counted.
-            self._counters.add_call("control", _counted_as(call), calls=0, bytes_out=nbytes)
-
-    def _begin(self, receive: Callable[[ControlCall], None], name: str, token: str, stream: Stream) -> None:
-        call = self.call(name, stream, token)
-        try:
-            receive(call)
-        except Refusal as refusal:
-            call.refuse(refusal)
-        except Exception:
-            self._fail(call)
-
     def _check_right(self, call: ControlCall) -> None:
         """Raise ``Refusal`` where the caller has no right to the graph, or has lost it meanwhile."""
         if self._access is not None:
             self._access.check(call.caller.token)
 
-    def _receive(self, handle: Handler, request: Any, call: ControlCall) -> None:
-        self._check_right(call)
-        if not self._calls.enter(call.caller):
-            raise Refusal(RefusalKind.BUSY, self._calls.reason)
-        call.membership = self._membership
-        if call.watch_end(partial(self._end, call)):
-            self._reader.read(call, partial(self._respond, handle, request, call))
-        else:
-            self._calls.leave(call.caller)
+    def _respond(
+        self, path: str, method: tuple[Handler, Any] | None, requests: Iterator[bytes], context: Any
+    ) -> bytes:
+        """Return the reply to a call of gRPC, on a thread of the pool."""
+        call, token = self.call(path, requests, context)
+        with self.responding(call):
+            if not head_is_whole(path, call.metadata):
+                raise Refusal(RefusalKind.DAMAGED, "the headers do not match their checksum")
+            if token is None:
+                raise Refusal(RefusalKind.UNAUTHENTICATED, "wrong token: all hosts must use the same one")
+            if method is None:
+                raise Refusal(RefusalKind.UNIMPLEMENTED, "this version has no such call")
+            self._check_right(call)
+            if not self._calls.enter(call.caller):
+                raise Refusal(RefusalKind.BUSY, self._calls.reason)
+            self._times.limit(call, _CALL_S, partial(self._calls.leave, call.caller))
+            call.membership = self._membership
+            with self._turns.take(1, call.caller):
+                data = call.reply(self._handled(call, *method))
+            self._counters.add_call("control", _counted_as(call), calls=0, bytes_out=len(data))
+            return data
 
-    def _respond(self, handle: Handler, request: Any, call: ControlCall, data: bytes) -> None:
+    def _handled(self, call: ControlCall, handle: Handler, request: Any) -> Any:
+        """Read the message of a call, and return its reply. Raises ``Refusal``."""
+        data = call.read()
         self._counters.add_call("control", _counted_as(call), bytes_in=len(data))
-        try:
-            # Only the handler holds the message: it may have megabytes, and the call may wait for minutes.
-            with self._span(call):
-                self._check_right(call)
-                reply = handle(request.FromString(data), call)
-        except DecodeError:
-            text = f"the message is no {request.DESCRIPTOR.name}"
-            # Callers that send a checksum send a message of this kind: it was damaged.
-            kind = RefusalKind.DAMAGED if call.headers(CHECKSUM_HEADER) else RefusalKind.MALFORMED
-            call.refuse(Refusal(kind, text))
-        except Refusal as refusal:
-            call.refuse(refusal)
-        except Exception:
-            self._fail(call)
-        else:
-            if reply is not None:
-                call.reply(reply)
+        with self._span(call):
+            self._check_right(call)
+            try:
+                message = request.FromString(data)
+            except DecodeError:
+                text = f"the message is no {request.DESCRIPTOR.name}"
+                # Callers that send a checksum send a message of this kind: it was damaged.
+                kind = RefusalKind.DAMAGED if call.headers(CHECKSUM_HEADER) else RefusalKind.MALFORMED
+                raise Refusal(kind, text) from None
+            return handle(message, call)
 
     def _span(self, call: ControlCall) -> AbstractContextManager[Any]:
         """Return the span of a call whose caller traces, as a context."""
@@ -198,33 +202,6 @@ class AuthenticatedCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
             return nullcontext()
         headers = {name: str(values[0]) for name in TRACE_HEADERS if (values := call.headers(name))}
         return ServedSpan(self._tracer, call.method, headers) if headers else nullcontext()
-
-    def _end(self, call: ControlCall) -> None:
-        """Handle the end of a call, on gRPC's one thread."""
-        self._calls.leave(call.caller)
-        call.end()
-
-    def _fail(self, call: ControlCall) -> None:
-        _LOGGER.exception("a control call failed")
-        call.refuse(Refusal(RefusalKind.FAILED, "the server failed to answer; its log says why"))
-
-    def _refuse_token(self, call: ControlCall) -> None:
-        call.refuse(Refusal(RefusalKind.UNAUTHENTICATED, "wrong token: all hosts must use the same one"))
-
-    def _refuse_late(self, call: ControlCall, others_wait: bool) -> None:
-        if others_wait:
-            text = "the message was slow to come, and others wait: send it again"
-            call.refuse(Refusal(RefusalKind.BUSY, text))
-        else:
-            call.refuse(Refusal(RefusalKind.INVALID, "the message did not come in time"))
-
-
-def _refuse_unknown(call: ControlCall) -> None:
-    call.refuse(Refusal(RefusalKind.UNIMPLEMENTED, "this version has no such call"))
-
-
-def _refuse_damaged(call: ControlCall) -> None:
-    call.refuse(Refusal(RefusalKind.DAMAGED, "the headers do not match their checksum"))
 
 
 def _counted_as(call: ControlCall) -> str:

@@ -20,6 +20,7 @@ from gigl_server.admission import CONTROL_PORT, PEER_PORT, share_of_descriptors
 from gigl_server.certificate_renewal import ServedCertificate
 from gigl_server.logs import AuditLog
 from gigl_server.ports.auth import AuthenticatedCalls
+from gigl_server.ports.control_call import CallTimes
 from gigl_server.ports.graph_store_servicer import GraphStoreServicer
 from gigl_server.ports.public_calls import Health, PublicCalls
 from gigl_server.ports.reports import PeerCalls
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger(__name__)
 
 _STOP_S = 5.0
-_SPARE_THREADS = 8  # In addition to those that wait for messages.
+_SPARE_THREADS = 8  # For calls that are refused by their headers.
 _GRACE_S = 0.2  # For replies that were not sent yet.
 _PEER_MESSAGE_BYTES = 64 << 10
 _REPLY_BYTES = 16 << 20
@@ -102,10 +103,12 @@ class ControlService:
         """
         message_bytes = _PEER_MESSAGE_BYTES if service is None else service.limits.message_bytes
         max_calls = PEER_PORT.calls if service is None else service.limits.calls
+        self._times = CallTimes()
         self._authenticated = AuthenticatedCalls(
             credentials,
             counters,
             audit or AuditLog(),
+            self._times,
             message_bytes=message_bytes,
             max_calls=max_calls,
             access=access,
@@ -136,24 +139,24 @@ class ControlService:
             self._ready_names = ("", STORE_SERVICE)
         self._health.set((SERVICE,) if self._ready_names else (SERVICE, ""), serving=True)
         self._health.set(self._ready_names, serving=False)
-        self._public = PublicCalls(self._health, self._authenticated, credentials, reflected=reflected)
+        public = PublicCalls(self._health, self._authenticated, self._times, reflected=reflected)
         options = [
             *_OPTIONS,
             ("grpc.max_receive_message_length", message_bytes),
             # The other half of the descriptors is for rings, files and the data port.
             ("grpc.max_allowed_incoming_connections", share_of_descriptors(2, CONTROL_PORT.connections)),
         ]
-        self._threads = ThreadPool(self._authenticated.turns + _SPARE_THREADS, "control")
+        most = self._authenticated.turns + PublicCalls.threads + _SPARE_THREADS
+        self._threads = ThreadPool(most, "control")
         self._server: Any = grpc.server(
             self._threads,
-            handlers=(self._authenticated, self._public),
+            handlers=(self._authenticated, public),
             options=options,
             maximum_concurrent_rpcs=max_calls,
         )
         try:
             self.port = _listen(self._server, address, self._certificate)
             self._threads.start_first()  # An error of ``submit`` would end the thread of gRPC that calls it.
-            self._public.start()
             self._server.start()
         except BaseException:
             self.close()
@@ -162,7 +165,7 @@ class ControlService:
     @property
     def threads(self) -> tuple[threading.Thread, ...]:
         """Threads of this library that live until ``close``. gRPC's own are checked by calls to the port."""
-        return (*self._authenticated.threads, *self._public.threads)
+        return (self._times.thread,)
 
     def set_serving(self, serving: bool) -> None:
         """Set the health that trainers and probes see. Does nothing after ``close``."""
@@ -179,15 +182,13 @@ class ControlService:
         """Use other certificates and tokens from now on. Raises as ``ServedCertificate.replace``."""
         self._certificate.replace(credentials)
         self._authenticated.renew(credentials)
-        self._public.renew(credentials)
 
     def close(self) -> None:
         """Stop serving, and cancel calls under way. Closing twice is fine."""
         self._health.close()
-        self._public.close()
         if not _stop(self._server):
             _LOGGER.warning("calls did not end within %g s", _STOP_S)
-        self._authenticated.close()
+        self._times.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 

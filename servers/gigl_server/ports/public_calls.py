@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import logging
+import math
 import threading
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,25 +14,23 @@ from grpc_health.v1 import health, health_pb2
 
 from gigl_loader.rpc.graph_store_pb2 import HealthList
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
-from gigl_loader.threads import ThreadPool
-from gigl_server.admission import REFLECTIONS, WATCHES, Quota
-from gigl_server.ports.control_call import MessageReader, Patience, handler, header_values
+from gigl_server.ports.shares import ByteSemaphore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from gigl_loader.rpc.credentials import Credentials
     from gigl_server.ports.auth import AuthenticatedCalls
-    from gigl_server.ports.control_call import ControlCall, Stream
+    from gigl_server.ports.control_call import CallTimes, ControlCall
 
 _STATUS = health_pb2.HealthCheckResponse
 _LOOK_S = 1.0
 
 
 class Health:
-    """Statuses by name of service. Thread-safe; a watcher cannot delay a thread that sets a status.
+    """Statuses by name of service. Thread-safe.
 
-    ``grpc_health`` sends to watchers while it holds its lock: a watcher that does not read would block all.
+    ``grpc_health`` has one too, whose ``Watch`` uses experimental parts of gRPC, and sends to watchers while
+    it holds its lock: a watcher that does not read would block all.
     """
 
     def __init__(self) -> None:
@@ -66,10 +65,10 @@ class Health:
             statuses={name: _STATUS(status=each).SerializeToString() for name, each in statuses.items()}
         )
 
-    def watch(self, name: str, until: threading.Event) -> Iterator[Any]:
-        """Yield the status of a service and each change of it, until the event is set or health is closed."""
+    def watch(self, name: str, goes_on: Callable[[], bool]) -> Iterator[Any]:
+        """Yield the status of a service and each change of it, while ``goes_on``, until ``close``."""
         told = None
-        while not until.is_set():
+        while goes_on():
             with self._changed:
                 status = self._statuses.get(name, _STATUS.SERVICE_UNKNOWN)
                 if status == told:
@@ -81,168 +80,96 @@ class Health:
             yield _STATUS(status=status)
 
 
-_LOGGER = logging.getLogger(__name__)
-_PATIENCE = Patience(alone_s=2.0, others_wait_s=0.1, prompt_s=0.1, turns_per_caller=1)
-_TURNS = 1  # Limits the memory for messages of callers without a token.
-_LASTING_S = 20.0
-_END_S = 1.0
+_CHECKS, _CHECK_S = 16, 2.0
+_LASTING, _LASTING_S = 16, 20.0
 _MAX_REQUEST_BYTES = 64 << 10
 
 
 class PublicCalls(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Handlers of health and reflection. They have few places, which are separate from those of trainers.
+    """Handlers of health and reflection. Their threads are not taken from those of trainers.
 
-    Lasting calls (``Watch``, reflection) have threads of their own, because a caller that does not read holds
-    its thread. Without the token, such a call ends after 20 s.
+    A caller may have as many calls as it leaves free. Without the token, a call is cancelled after its time.
     """
+
+    threads = _CHECKS + _LASTING
+    """Most threads that these calls hold at once."""
 
     def __init__(
         self,
         health_: Health,
         authenticated: AuthenticatedCalls,
-        credentials: Credentials,
+        times: CallTimes,
         *,
         reflected: Sequence[str],
     ) -> None:
         """``reflected`` are the services that reflection lists. Empty: no reflection."""
         self._health = health_
         self._authenticated = authenticated
-        self._credentials = credentials
-        self._reader = MessageReader(_TURNS, _refuse_late, _PATIENCE)
-        self._watches = Quota("watches are open", WATCHES.calls, WATCHES.calls_per_caller)
-        self._reflections = Quota("reflections are open", REFLECTIONS.calls, REFLECTIONS.calls_per_caller)
-        self._threads = ThreadPool(WATCHES.calls + REFLECTIONS.calls, thread_name_prefix="public")
-        self._closed = threading.Event()
+        self._times = times
+        self._checks = ByteSemaphore(_CHECKS, wait_s=0.0, what="calls of health")
+        self._lasting = ByteSemaphore(_LASTING, wait_s=0.0, what="watches and reflections")
+        unary, streamed = grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
         prefix = f"/{health.SERVICE_NAME}/"
-        self._calls: dict[str, Callable[[ControlCall], None]] = {
-            f"{prefix}Check": self._check,
-            f"{prefix}Watch": self._watch,
-            f"{prefix}List": self._list,
+        self._handlers: dict[str, Any] = {
+            f"{prefix}Check": unary(self._check),
+            f"{prefix}Watch": streamed(self._watch),
+            f"{prefix}List": unary(self._list),
         }
         if reflected:
             from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-            names = (*reflected, health.SERVICE_NAME, reflection.SERVICE_NAME)
-            servicer = reflection.ReflectionServicer(names)
-            self._calls[f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"] = partial(
-                self._reflect, servicer, reflection_pb2.ServerReflectionRequest
+            servicer = reflection.ReflectionServicer(
+                (*reflected, health.SERVICE_NAME, reflection.SERVICE_NAME)
             )
-
-    @property
-    def threads(self) -> tuple[threading.Thread, ...]:
-        """Threads that live until ``close``."""
-        return self._reader.threads
-
-    def start(self) -> None:
-        """Start a thread for lasting calls. ``OSError`` where the system gives none."""
-        self._threads.start_first()
+            reflect = partial(self._reflect, servicer, reflection_pb2.ServerReflectionRequest)
+            self._handlers[f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"] = streamed(reflect)
 
     def service(self, details: Any) -> Any:
         """Return gRPC's handler of a call, ``None`` for other calls. Runs on gRPC's one thread."""
-        receive = self._calls.get(details.method)
-        if receive is None:
-            return None
-        return handler(partial(self._begin, receive, details.method.rpartition("/")[2]))
+        return self._handlers.get(details.method)
 
-    def renew(self, credentials: Credentials) -> None:
-        """Recognize the tokens of ``credentials`` from now on."""
-        self._credentials = credentials
+    @contextmanager
+    def _admitted(
+        self, name: str, requests: Iterator[bytes], context: Any, places: ByteSemaphore, seconds: float
+    ) -> Iterator[ControlCall]:
+        """Hold a place for a call. Without the token, it has so many seconds."""
+        call, token = self._authenticated.call(name, requests, context)
+        with self._authenticated.responding(call), places.take(1, call.caller):
+            self._times.limit(call, seconds if token is None else math.inf, int)
+            yield call
 
-    def close(self) -> None:
-        """End lasting calls. Closing twice is fine."""
-        self._closed.set()
-        self._reader.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-    def _begin(self, receive: Callable[[ControlCall], None], name: str, stream: Stream) -> None:
-        shown = header_values(stream.context.invocation_metadata(), "authorization")
-        token = self._credentials.identify(shown)
-        receive(self._authenticated.call(name, stream, token or "", trusted=token is not None))
-
-    def _check(self, call: ControlCall) -> None:
-        def reply(data: bytes) -> None:
-            request = _parsed(call, data, health_pb2.HealthCheckRequest)
-            if request is None:
-                return
-            status = self._health.check(request.service)
+    def _check(self, requests: Iterator[bytes], context: Any) -> bytes:
+        with self._admitted("Check", requests, context, self._checks, _CHECK_S) as call:
+            status = self._health.check(_parsed(call.read(), health_pb2.HealthCheckRequest).service)
             if status is None:
-                call.refuse(Refusal(RefusalKind.NOT_FOUND, "no such service"))
-            else:
-                call.reply(status)
+                raise Refusal(RefusalKind.NOT_FOUND, "no such service")
+            return call.reply(status)
 
-        self._reader.read(call, reply)
+    def _list(self, requests: Iterator[bytes], context: Any) -> bytes:
+        """Reply without a place, and to no message: silent callers cannot delay the server's own probe."""
+        call, _ = self._authenticated.call("List", requests, context)
+        return call.reply(self._health.listed())
 
-    def _list(self, call: ControlCall) -> None:
-        call.reply(self._health.listed())
+    def _watch(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        with self._admitted("Watch", requests, context, self._lasting, _LASTING_S) as call:
+            name = _parsed(call.read(), health_pb2.HealthCheckRequest).service
+            for status in self._health.watch(name, context.is_active):
+                yield status.SerializeToString()
 
-    def _watch(self, call: ControlCall) -> None:
-        def begin(data: bytes) -> None:
-            request = _parsed(call, data, health_pb2.HealthCheckRequest)
-            if request is not None:
-                self._last(call, self._watches, lambda ended: self._health.watch(request.service, ended))
-
-        self._reader.read(call, begin)
-
-    def _reflect(self, servicer: Any, request: Any, call: ControlCall) -> None:
-        def requests() -> Iterator[Any]:
-            while data := call.read():
-                parsed = _parsed(call, data, request)
-                if parsed is None:
-                    return
-                yield parsed
-
-        self._last(call, self._reflections, lambda _: servicer.ServerReflectionInfo(requests(), None))
-
-    def _last(
-        self, call: ControlCall, places: Quota, replies: Callable[[threading.Event], Iterator[Any]]
-    ) -> None:
-        """Start a lasting call in a thread, if a place is free."""
-        if not places.enter(call.caller):
-            call.refuse(Refusal(RefusalKind.BUSY, places.reason))
-            return
-        try:
-            self._threads.submit(self._run, call, places, replies)
-        except RuntimeError:  # The port is being closed.
-            places.leave(call.caller)
-            call.cancel()
-
-    def _run(
-        self, call: ControlCall, places: Quota, replies: Callable[[threading.Event], Iterator[Any]]
-    ) -> None:
-        ended = threading.Event()
-        limit = threading.Timer(_LASTING_S, _end_late, (call, ended))
-        limit.daemon = True
-        try:
-            if call.watch_end(ended.set):
-                if not call.trusted:
-                    limit.start()
-                call.stream(replies(ended))
-        except Exception:
-            _LOGGER.exception("a call of health or reflection failed")
-            call.refuse(Refusal(RefusalKind.FAILED, "the server failed to answer; its log says why"))
-        finally:
-            limit.cancel()
-            places.leave(call.caller)
+    def _reflect(
+        self, servicer: Any, request: Any, requests: Iterator[bytes], context: Any
+    ) -> Iterator[bytes]:
+        with self._admitted("Reflect", requests, context, self._lasting, _LASTING_S) as call:
+            parsed = (_parsed(data, request) for data in iter(call.read, b""))
+            for reply in servicer.ServerReflectionInfo(parsed, None):
+                yield reply.SerializeToString()
 
 
-def _end_late(call: ControlCall, ended: threading.Event) -> None:
-    """End a call without a token after its time: with a status, or, if it is not read, by cancelling."""
-    text = f"without the token, a call ends after {_LASTING_S:g} s"
-    call.refuse(Refusal(RefusalKind.UNAVAILABLE, text))
-    if not ended.wait(_END_S):
-        call.cancel()
-
-
-def _parsed(call: ControlCall, data: bytes, request: Any) -> Any | None:
-    """Return the parsed message. ``None`` where it is malformed, and the call was refused."""
+def _parsed(data: bytes, request: Any) -> Any:
+    """Return the parsed message. ``Refusal`` where it is malformed."""
     try:
         if len(data) <= _MAX_REQUEST_BYTES:
             return request.FromString(data)
     except DecodeError:
         pass
-    call.refuse(Refusal(RefusalKind.MALFORMED, f"the message is no {request.DESCRIPTOR.name}"))
-    return None
-
-
-def _refuse_late(call: ControlCall, others_wait: bool) -> None:
-    call.refuse(Refusal(RefusalKind.INVALID, "no message of this call came in time"))
+    raise Refusal(RefusalKind.MALFORMED, f"the message is no {request.DESCRIPTOR.name}")
