@@ -12,10 +12,11 @@ import numpy as np
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE
 from gigl_loader.native import check_stop
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
+from gigl_loader.sampling.columns import ColumnPlan
 from gigl_loader.sampling.custom import Subgraph
 from gigl_loader.sampling.khop import KHop
 from gigl_loader.sampling.negatives import Negatives
-from gigl_loader.sampling.plan import BatchPlan, ColumnPlan
+from gigl_loader.sampling.plan import BatchPlan
 from gigl_loader.sampling.plans.ablp import ABLPPlan
 from gigl_loader.sampling.plans.custom import CustomPlan, UserCode
 from gigl_loader.sampling.plans.link import LinkPlan

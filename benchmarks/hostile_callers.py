@@ -29,7 +29,8 @@ from gigl_loader.native.draws import DRAW_SPECIFICATION
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.tokens import JOB_HEADER, new_job
 from gigl_loader.rpc.versions import WIRE_VERSION
-from gigl_loader.sampling.plan import BatchPlan, ColumnPlan
+from gigl_loader.sampling.columns import ColumnPlan
+from gigl_loader.sampling.plan import BatchPlan
 from gigl_loader.sampling.plans.neighbor import NeighborPlan
 
 _EDGE = ("node", "to", "node")

@@ -25,7 +25,8 @@ from gigl_loader.rpc.credentials import Caller
 from gigl_loader.rpc.endpoint import Address, Endpoint
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_loader.rpc.tokens import new_job
-from gigl_loader.sampling.plan import BatchPlan, ColumnPlan
+from gigl_loader.sampling.columns import ColumnPlan
+from gigl_loader.sampling.plan import BatchPlan
 from gigl_loader.sampling.plans.neighbor import NeighborPlan
 from gigl_server.local_cluster import LocalCluster
 

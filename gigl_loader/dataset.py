@@ -343,7 +343,16 @@ class DistDataset(GraphQueries):
         request.plan.sampler.check_here()
         has_workers = request.num_workers > 0 and request.schedule.num_batches > 0
         if self._membership is None or request.has_given_memory:
-            request = replace(request, memory=decide_here(self._graph, request, taken=unfilled_bytes()))
+            memory = decide_here(
+                self._graph,
+                request.plan.frame(self._graph.schema),
+                request.features,
+                loader=request.name,
+                ranks=request.topology.local_world_size,
+                num_workers=request.num_workers,
+                taken=unfilled_bytes(),
+            )
+            request = replace(request, memory=memory)
 
         def open_source() -> BatchSource:
             open_inner = partial(self._worker_source if has_workers else self._inline_source, request)

@@ -17,11 +17,10 @@ from gigl_loader.bench.rounds import Case, CpuMeter, Figures
 from gigl_loader.bench.workload import Workload
 from gigl_loader.graph.graph import Graph
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE, type_name
-from gigl_loader.sampling.plan import BatchPlan
+from gigl_loader.sampling.plan import BatchPlan, PlanSampler
 from gigl_loader.sampling.plans.neighbor import NeighborPlan
 from gigl_loader.sampling.request import SEED, BatchRequest
 from gigl_loader.sampling.schedule import Schedule
-from gigl_loader.sampling.source import PlanSampler
 from gigl_loader.tensors import Layout
 
 _GATHERED_BATCHES = 10

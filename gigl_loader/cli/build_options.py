@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gigl_loader.cli.console import say
-from gigl_loader.cli.manifests import Form
 
 if TYPE_CHECKING:
     from gigl_loader.graph import GraphSchema
@@ -25,6 +24,21 @@ class ExecutorName(str, Enum):
 
     local = "local"
     ray = "ray"
+
+
+class Form(str, Enum):
+    """System whose manifest, or layout of a directory, names the tables."""
+
+    dgl = "dgl"
+    distdgl = "distdgl"
+    graphbolt = "graphbolt"
+    graphstorm = "graphstorm"
+    movielens = "movielens"
+    neo4j = "neo4j"
+    neptune = "neptune"
+    ogb = "ogb"
+    relbench = "relbench"
+    snap = "snap"
 
 
 class EdgeDirection(str, Enum):

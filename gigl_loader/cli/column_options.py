@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gigl_loader.graph.schema import EdgeType, NodeType
 from gigl_loader.partition.readers import Table
@@ -16,9 +16,20 @@ from gigl_loader.partition.refusals import type_text
 from gigl_loader.partition.roles import Role, end_names, has_type
 from gigl_loader.partition.sources import ColumnOptions, column_sources
 
+if TYPE_CHECKING:
+    from gigl_loader.cli.build_options import TableOptions
+
 TableType = NodeType | EdgeType
 
 _BEFORE_EQUALS = re.compile(r'((?:"(?:[^"]|"")*"|[^"=])*)=(.*)', re.DOTALL)
+
+
+def csv_format(options: TableOptions) -> CsvFormat:
+    """Return the format of text files, without names of columns."""
+    names = {"tab": "\t", "\\t": "\t", "space": " "}
+    delimiter = options.csv_delimiter and names.get(options.csv_delimiter, options.csv_delimiter)
+    quote = "" if options.csv_quote == "none" else options.csv_quote
+    return CsvFormat(delimiter, quote, encoding=options.csv_encoding)
 
 
 def table_type(text: str) -> TableType:

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from gigl_loader.cli.build_options import TableOptions
-from gigl_loader.cli.column_options import OptionsByTable, TableType, before_equals, column_of, table_type
+from gigl_loader.cli.column_options import (
+    OptionsByTable,
+    TableType,
+    before_equals,
+    column_of,
+    csv_format,
+    table_type,
+)
 from gigl_loader.cli.joined_files import with_joined
 from gigl_loader.cli.manifests import with_manifest
 from gigl_loader.cli.schema_file import foreign_key_edges, read_schema_file, with_schema
@@ -32,7 +39,6 @@ from gigl_loader.partition.declared import declared, declared_times, read_quanti
 from gigl_loader.partition.files import is_query
 from gigl_loader.partition.owner_tables import TableAssigner, owners_from_files
 from gigl_loader.partition.readers import TEXT, TEXT_LISTS, Table
-from gigl_loader.partition.readers.text_format import CsvFormat
 from gigl_loader.partition.refusals import OptionsNeeded, type_text
 from gigl_loader.partition.reversed_edges import with_reverse_edges
 from gigl_loader.partition.roles import Role
@@ -49,14 +55,6 @@ if TYPE_CHECKING:
     from gigl_loader.partition.assigners import Assigner, GraphAssigner
 
 _Default = TypeVar("_Default", NodeType, None)
-
-
-def csv_format(options: TableOptions) -> CsvFormat:
-    """Return the format of text files, without names of columns."""
-    names = {"tab": "\t", "\\t": "\t", "space": " "}
-    delimiter = options.csv_delimiter and names.get(options.csv_delimiter, options.csv_delimiter)
-    quote = "" if options.csv_quote == "none" else options.csv_quote
-    return CsvFormat(delimiter, quote, encoding=options.csv_encoding)
 
 
 def open_tables(options: TableOptions) -> GraphTables:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from gigl_loader.arrays import Int64Array
     from gigl_loader.graph.schema import EdgeType, NodeType
     from gigl_loader.rpc.remote_store import RemoteStore
-    from gigl_loader.sampling.source import BatchSampler
+    from gigl_loader.sampling.plan import BatchSampler
     from gigl_loader.sampling.store import NeighborStore
     from gigl_loader.workers.config import WorkerConfig
 

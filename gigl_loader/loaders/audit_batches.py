@@ -13,8 +13,8 @@ from gigl_loader.graph.reverses import reverses_of
 from gigl_loader.graph.schema import type_name
 from gigl_loader.loaders.audit_report import Tally, Violation
 from gigl_loader.loaders.leaks import ReverseEvidence, first_fanout
+from gigl_loader.sampling.columns import ColumnPlan
 from gigl_loader.sampling.khop import KHop
-from gigl_loader.sampling.plan import ColumnPlan
 from gigl_loader.sampling.plans.ablp import ABLPPlan, excluded_types, pair_arrays
 from gigl_loader.sampling.plans.link import LinkPlan
 from gigl_loader.sampling.request import SEED_TIME, SEED_TYPE

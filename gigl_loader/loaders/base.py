@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -31,7 +31,7 @@ from gigl_loader.loaders.dequantize import dequantizing
 from gigl_loader.loaders.device_rows import ResidentTransfer
 from gigl_loader.loaders.input_times import request_alone
 from gigl_loader.loaders.inputs import SeedNodes, read_seed_weights, seed_draw
-from gigl_loader.loaders.ledger import Ledger, run_digests
+from gigl_loader.loaders.ledger import Ledger, Run, run_digests
 from gigl_loader.loaders.placement import Placement, PlacementOptions
 from gigl_loader.loaders.seeds_by_type import SeedsByType, entries_at, read_seeds_of
 from gigl_loader.loaders.single_batches import SingleBatches
@@ -40,14 +40,14 @@ from gigl_loader.loaders.stream import (
     EpochIterator,
     FrameStream,
     IdleCores,
-    Progress,
     RowCounter,
     SeedWatch,
 )
 from gigl_loader.loaders.transfer import target_device, transfer_to
 from gigl_loader.native import draws
 from gigl_loader.options import workers_of
-from gigl_loader.sampling.plan import SamplerArguments, read_columns
+from gigl_loader.sampling.columns import read_columns
+from gigl_loader.sampling.plan import SamplerArguments
 from gigl_loader.sampling.request import BatchRequest
 from gigl_loader.sampling.schedule import Schedule
 from gigl_loader.sampling.source import SourceRequest
@@ -58,7 +58,8 @@ if TYPE_CHECKING:
     from gigl_loader.loaders.dataset import NodeDirectory, SizedDataset
     from gigl_loader.loaders.inputs import LoaderInput
     from gigl_loader.loaders.transfer import FrameTensors, Transfer
-    from gigl_loader.sampling.plan import BatchPlan, ColumnPlan
+    from gigl_loader.sampling.columns import ColumnPlan
+    from gigl_loader.sampling.plan import BatchPlan
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +115,7 @@ class BaseDistLoader(FixedArguments, AcceleratePrepared):
     _made_with: dict[str, Any]
     _sampling = SamplerArguments()
     _has_warned = False
+    _ledger: Ledger | None = None
 
     def __init__(self, dataset: Dataset, **options: Unpack[LoaderOptions]) -> None:
         """Check the arguments, then start what makes the batches.
@@ -195,9 +197,10 @@ class BaseDistLoader(FixedArguments, AcceleratePrepared):
         """
         self._check_usable()
         self._follow_group()
-        self._epochs.latest = place = states.Place()
+        self._epochs.latest = place = states.Place(self._placement)
         self._frames.turn_to(self._epochs.next_up())
-        return EpochIterator(self, place)
+        self._warn_of_missing_state()
+        return EpochIterator(partial(self._next, place))
 
     def __next__(self) -> Any:
         """Return the next batch of the latest iterator, beginning one if there is none."""
@@ -326,13 +329,13 @@ class BaseDistLoader(FixedArguments, AcceleratePrepared):
         ``FormatError`` where it was changed. ``gigl-loader replay`` makes its batches again.
         """
         self._check_usable()
-        self._pipeline.close_ledger()
-        self._pipeline.ledger = Ledger(self, path)
-        return self._pipeline.ledger
+        self._close_ledger()
+        self._ledger = Ledger(self._run(), path)
+        return self._ledger
 
     def shutdown(self) -> None:
         """End the sampling processes. Calling it again does nothing; ``state_dict`` still works."""
-        self._pipeline.close_ledger()
+        self._close_ledger()
         self._frames.close()
         self._singles.close()
 
@@ -372,13 +375,8 @@ class BaseDistLoader(FixedArguments, AcceleratePrepared):
         options, rank = self._options, self.topology.local_rank
         self._set(device=target_device(options.device, options.pin_memory_device, local_rank=rank))
         way = transfer_to(self.device, non_blocking=options.non_blocking_transfers)
-        schema, carried = self.dataset.schema, (self.columns.nodes, self.columns.edges)
-        columns = {
-            kind: {name: schema.columns[kind][name] for name in names}
-            for of_kind in carried
-            for kind, names in of_kind.items()
-        }
-        self._resident = ResidentTransfer(way, self.device, columns)
+        schema = self.dataset.schema
+        self._resident = ResidentTransfer(way, self.device, self.columns.stored(schema))
         if options.features.device_bytes is not None:
             way = self._resident
         return dequantizing(way, schema, options.dequantize_to)
@@ -411,7 +409,7 @@ class BaseDistLoader(FixedArguments, AcceleratePrepared):
             is_free = self._random_seed and not pending.loaded
             self._move_to(Placement.find(self._placement.options, known_as=self.name), pending, is_free)
 
-    def _move_to(self, placement: Placement, progress: Progress, is_seed_free: bool = False) -> None:
+    def _move_to(self, placement: Placement, progress: states.Progress, is_seed_free: bool = False) -> None:
         """Take another place among the ranks, and go on with what ``progress`` leaves of its epoch."""
         given = states.Given.of(progress, self._schedule)
         self._take(placement)
@@ -435,14 +433,7 @@ class BaseDistLoader(FixedArguments, AcceleratePrepared):
             run_seed=run_seed,
             shard=self._placement.shard,
             places=self._seeds.places,
-            draw=seed_draw(
-                self._seed_weights,
-                self._seeds,
-                run_seed=run_seed,
-                rank=self.topology.rank,
-                world_size=self._placement.shard.world_size,
-                timeout=self._placement.options.timeout_s,
-            ),
+            draw=seed_draw(self._seed_weights, self._seeds, self._placement, run_seed),
         )
         self._singles = SingleBatches(self.dataset.open_source, self._source_request())
 
@@ -476,7 +467,22 @@ class BaseDistLoader(FixedArguments, AcceleratePrepared):
             spans=BatchSpans.found(self.name),
         )
 
-    def _begin(self, place: states.Place) -> Progress:
+    def _run(self) -> Run:
+        return Run(
+            loader=type(self).__name__,
+            plan=self.plan,
+            made_with=self._made_with,
+            schedule=self._schedule,
+            dataset=self.dataset,
+            placement=self._placement,
+            resident=self._resident,
+        )
+
+    def _close_ledger(self) -> None:
+        if self._ledger is not None:
+            self._ledger.close()
+
+    def _begin(self, place: states.Place) -> states.Progress:
         """Give an iterator the next epoch, once all ranks that share the input begin the same one."""
         progress = self._epochs.next_up()
         if self._placement.agreement is not None:
@@ -486,6 +492,10 @@ class BaseDistLoader(FixedArguments, AcceleratePrepared):
 
     def _next(self, place: states.Place) -> Any:
         self._check_usable()
+        if place.placement is not self._placement:
+            raise RuntimeError(
+                f"{self.name}: the ranks have changed since this epoch was begun: begin another iterator"
+            )
         progress = place.progress or self._begin(place)
         if progress.ended:
             raise StopIteration
@@ -497,7 +507,9 @@ class BaseDistLoader(FixedArguments, AcceleratePrepared):
                 self._seed_watch.end_epoch()
                 raise StopIteration
             try:
-                batch = self._pipeline.make(frame, self.collate)
+                ledger = self._ledger
+                recording = ledger.recording(frame, self._run(), progress.origin) if ledger else None
+                batch = self._pipeline.make(frame, self.collate, recording)
             except StopIteration as error:  # It would pass for the end of the epoch.
                 raise RuntimeError(f"{self.name}: StopIteration while a batch was made") from error
         except Exception:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gigl_loader.arrays import Array, Values
     from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeSchema, NodeType
     from gigl_loader.loaders.dataset import LinkDirectory, NodeDirectory
+    from gigl_loader.loaders.placement import Placement
 
 
 class LoaderInput(Protocol):
@@ -476,15 +477,9 @@ def read_seed_weights(
 
 
 def seed_draw(
-    weights: SharedTensors | None,
-    seeds: LoaderInput,
-    *,
-    run_seed: int,
-    rank: int,
-    world_size: int,
-    timeout: float,
+    weights: SharedTensors | None, seeds: LoaderInput, placement: Placement, run_seed: int
 ) -> SeedDraw | None:
-    """Return how seeds are drawn; ``None`` without weights. ``timeout`` is how long a loader waits, in s."""
+    """Return how seeds are drawn; ``None`` without weights."""
     if weights is None:
         return None
     return SeedDraw.of(
@@ -493,8 +488,8 @@ def seed_draw(
         places=seeds.places,
         times={name: seeds.columns[name] for name in (TIME, TIME_START) if name in seeds.columns},
         run_seed=run_seed,
-        rank=rank,
-        world_size=world_size,
+        rank=placement.topology.rank,
+        world_size=placement.shard.world_size,
         # Half: so that the batch fails with the name of the lock's holder before the loader gives up.
-        timeout_s=timeout / 2,
+        timeout_s=placement.options.timeout_s / 2,
     )

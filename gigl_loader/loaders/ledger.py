@@ -14,8 +14,9 @@ import json
 import logging
 import os
 import time
-import weakref
 import zlib
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,11 +36,12 @@ if TYPE_CHECKING:
 
     from gigl_loader.arrays import Array, Bytes, Int64Array
     from gigl_loader.channel.frame import Frame
-    from gigl_loader.loaders.base import BaseDistLoader
-    from gigl_loader.loaders.dataset import NodeDirectory
+    from gigl_loader.loaders.dataset import NodeDirectory, SizedDataset
     from gigl_loader.loaders.device_rows import ResidentTransfer
+    from gigl_loader.loaders.placement import Placement
     from gigl_loader.sampling.plan import BatchPlan
     from gigl_loader.sampling.request import InputColumn
+    from gigl_loader.sampling.schedule import Schedule
 
 logger = logging.getLogger(__name__)
 
@@ -152,6 +154,34 @@ def _pieces(array: Bytes) -> Iterator[Bytes]:
         yield array[begin : begin + _PIECE_BYTES]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Run:
+    """Run of a loader at its place among the ranks, as a ledger records it."""
+
+    loader: str
+    """Name of the class."""
+    plan: BatchPlan
+    made_with: Mapping[str, Any]
+    """All that batches depend on but run seed, epoch, and the contents of the graph."""
+    schedule: Schedule
+    dataset: SizedDataset
+    placement: Placement
+    resident: ResidentTransfer | None
+    """Returns whole columns of frames that leave out rows that lie on the device."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that batches depend on but the contents of the graph, as plain values."""
+        return settings_of(self.plan, self.made_with)
+
+    def input_columns(self) -> Iterator[tuple[str, Array]]:
+        """Yield the columns of the input, [N] or [N, width] each, with node ids for positions."""
+        for column in self.plan.inputs:
+            yield column.name, node_ids_of(self.dataset, column, self.schedule.inputs)
+        if self.schedule.places is not None:
+            yield PLACES, self.schedule.places
+
+
 class Ledger:
     """Ledger that a loader writes, made by ``loader.ledger(path)``.
 
@@ -159,12 +189,17 @@ class Ledger:
     place among the ranks goes on in the file of that rank.
     """
 
-    def __init__(self, loader: BaseDistLoader, path: str | os.PathLike[str]) -> None:
-        self._loader = weakref.ref(loader)
+    def __init__(self, run: Run, path: str | os.PathLike[str]) -> None:
         self._given = Path(path)
         self._digests = FrameDigests()
-        self._pending: dict[str, Any] = {}
-        self._open(loader)
+        self._is_open = True
+        self._placement: Placement | None = None
+        self._plan: BatchPlan | None = None
+        try:
+            self._open(run)
+        except BaseException:
+            self._digests.close()
+            raise
 
     @property
     def path(self) -> Path:
@@ -182,85 +217,91 @@ class Ledger:
 
     def close(self) -> None:
         """Flush the file to disk and close it: the loader goes on without. Closing twice is fine."""
-        loader = self._loader()
-        if loader is not None and loader._pipeline.ledger is self:
-            loader._pipeline.ledger = None
+        self._is_open = False
         self._file.close()
         self._digests.close()
 
-    def begin(self, frame: Frame) -> None:
-        """Take the digests of a frame, before anything can change its arrays."""
-        loader = self._current_loader()
-        schedule = loader._schedule.from_origin(loader._epochs.current.origin)
+    @contextmanager
+    def recording(self, frame: Frame, run: Run, origin: int) -> Iterator[None]:
+        """Write the line of a batch after the block that makes it. Digests are taken before it.
+
+        ``origin``: where the steps of the epoch begin, see ``Schedule``. ``ValueError``, before the block,
+        where the ledger is of another run.
+        """
+        line = self._line(frame, run, origin) if self._is_open else {}
+        yield
+        if self._is_open:
+            self._file.append(line)
+
+    def _line(self, frame: Frame, run: Run, origin: int) -> dict[str, Any]:
+        self._follow(run)
+        schedule = run.schedule.from_origin(origin)
         number = schedule.number_in_epoch(frame.batch)
         places = frame.array("input_id")
         span = schedule.span(frame.batch)
         entries = [span.start, span.stop] if schedule.draw is None else None
-        arrays = self._digests(frame, loader._resident)
-        self._pending = {
+        arrays = self._digests(frame, run.resident)
+        return {
             "kind": "batch",
             "epoch": frame.epoch,
             "batch": number,
             **({"places": places.tolist()} if entries is None else {"entries": entries}),
-            "request": request_digest(self._run, epoch=frame.epoch, batch=number, places=places),
+            "request": request_digest(self._run_digest, epoch=frame.epoch, batch=number, places=places),
             "frame": digest_of_json(arrays),
             "arrays": arrays,
             "served_by": frame.served_by or _TRAINER,
             "time": round(time.time(), 3),
         }
 
-    def write(self) -> None:
-        """Write the line of the batch that was begun."""
-        self._file.append(self._pending)
-
-    def _current_loader(self) -> BaseDistLoader:
-        """Return the loader. Follow it to another rank, and refuse another run."""
-        loader = self._loader()
-        assert loader is not None, "the loader calls this"
-        if loader._placement is not self._placement:
+    def _follow(self, run: Run) -> None:
+        """Go on in the file of another rank, where the loader has become that rank. Refuse another run."""
+        if run.placement is not self._placement:
             self._file.close()
-            self._open(loader)
-        elif loader.plan is not self._plan:
-            self._check(loader)
-        return loader
+            self._open(run)
+        elif run.plan is not self._plan:
+            self._check(run)
+            self._plan = run.plan
 
-    def _open(self, loader: BaseDistLoader) -> None:
-        self._placement, self._plan = loader._placement, loader.plan
-        rank = loader.topology.rank
-        name = f"{self._given.stem}.rank{rank}{self._given.suffix}" if rank else self._given.name
-        self._file = LedgerFile(self._given.with_name(name), timeout_s=loader._placement.options.timeout_s)
-        self._run = run_digests(loader.plan, loader._made_with, "")["run"]
+    def _open(self, run: Run) -> None:
+        topology, timeout_s = run.placement.topology, run.placement.options.timeout_s
+        name = f"{self._given.stem}.rank{topology.rank}{self._given.suffix}"
+        self._file = LedgerFile(
+            self._given.with_name(name) if topology.rank else self._given, timeout_s=timeout_s
+        )
+        self._run_digest = digest_of_json(run.settings)
         try:
-            self._begin_file(loader)
+            self._begin_file(run)
         except BaseException:
-            self.close()
+            self._file.close()
             raise
+        self._placement, self._plan = run.placement, run.plan  # Last: after an error, it is tried again.
 
-    def _begin_file(self, loader: BaseDistLoader) -> None:
+    def _begin_file(self, run: Run) -> None:
+        topology = run.placement.topology
         place = {
-            "graph": loader.dataset.graph_digest,
-            "rank": loader.topology.rank,
-            "world_size": loader.topology.world_size,
-            "sharding": str(loader._schedule.shard),
+            "graph": run.dataset.graph_digest,
+            "rank": topology.rank,
+            "world_size": topology.world_size,
+            "sharding": str(run.schedule.shard),
             "gigl_loader": __version__,
             "time": round(time.time(), 3),
         }
         if self._file.first is not None:
-            self._check(loader)
+            self._check(run)
             self._file.append({"kind": "resumed", **place, "dropped_bytes": self._file.dropped_bytes})
             if self._file.dropped_bytes:
                 text = "%s: an incomplete line of %d bytes was cut off the end of the ledger %s"
-                logger.warning(text, loader.name, self._file.dropped_bytes, self._file.path)
+                logger.warning(text, run.placement.name, self._file.dropped_bytes, self._file.path)
             return
-        columns = dict(input_columns(loader))
+        columns = dict(run.input_columns())
         self._file.first = {
             "kind": "run",
             "format": FORMAT,
-            "run": self._run,
-            "loader": type(loader).__name__,
-            "settings": settings_of(loader.plan, loader._made_with),
-            "plan": json.loads(loader.plan.to_json()),
-            "num_entries": loader._schedule.num_entries,
+            "run": self._run_digest,
+            "loader": run.loader,
+            "settings": run.settings,
+            "plan": json.loads(run.plan.to_json()),
+            "num_entries": run.schedule.num_entries,
             **place,
         }
         self._file.append(self._file.first)
@@ -268,10 +309,9 @@ class Ledger:
             for first, values in packed(column):
                 self._file.append({"kind": "input", "column": name, "first": first, "values": values})
 
-    def _check(self, loader: BaseDistLoader) -> None:
+    def _check(self, run: Run) -> None:
         """Raise ``ValueError`` where the file is of another run."""
-        self._plan = loader.plan
-        here, there = settings_of(loader.plan, loader._made_with), (self._file.first or {}).get("settings")
+        here, there = run.settings, (self._file.first or {}).get("settings")
         if not isinstance(there, dict):
             raise FormatError(f"{self._file.path}, line 1: it describes no run")
         names = sorted(here.keys() | there.keys())
@@ -282,15 +322,6 @@ class Ledger:
                 f"the ledger {self._file.path} is of another run: {what:.500}. Give another path, or load "
                 "the state of that run before"
             )
-
-
-def input_columns(loader: BaseDistLoader) -> Iterator[tuple[str, Array]]:
-    """Yield the columns of the input of a loader, [N] or [N, width] each, with node ids for positions."""
-    schedule = loader._schedule
-    for column in loader.plan.inputs:
-        yield column.name, node_ids_of(loader.dataset, column, schedule.inputs)
-    if schedule.places is not None:
-        yield PLACES, schedule.places
 
 
 def node_ids_of(directory: NodeDirectory, column: InputColumn, inputs: Mapping[str, Array]) -> Array:

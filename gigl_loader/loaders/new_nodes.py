@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gigl_loader.graph.quantization import Quantized
     from gigl_loader.graph.schema import Column, EdgeType, GraphSchema, NodeType
     from gigl_loader.loaders.dataset import NodeDirectory
-    from gigl_loader.sampling.plan import ColumnPlan
+    from gigl_loader.sampling.columns import ColumnPlan
 
 
 @dataclass(frozen=True, slots=True, eq=False)

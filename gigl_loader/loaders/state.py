@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gigl_loader.graph.schema import type_name
-from gigl_loader.loaders.stream import Progress
 from gigl_loader.native import draws
 
 if TYPE_CHECKING:
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.loaders.dataset import NodeDirectory
     from gigl_loader.loaders.inputs import LoaderInput
+    from gigl_loader.loaders.placement import Placement
     from gigl_loader.sampling.plan import BatchPlan
     from gigl_loader.sampling.schedule import Schedule, Shard
 
@@ -28,10 +28,56 @@ _OF_A_RANK = 1  # Batches are those of one rank: such a state loads on ranks as 
 _FIRST_DRAWS = 1  # Draw specification of states that name none: they are older than the second one.
 
 
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """Which batches of an epoch the user was given.
+
+    Batches may come out of order and one may fail, so what was given is a prefix and some beyond it.
+    """
+
+    epoch: int
+    origin: int = 0
+    """Where the steps of the epoch begin, see ``Schedule``."""
+    first: int = 0
+    """Every batch before this one was given."""
+    ahead: set[int] = field(default_factory=set)
+    """Batches given beyond ``first``; empty when all come, and in order."""
+    ended: bool = False
+    """The user got the end of the epoch (``StopIteration``), or loaded a state that has all its batches."""
+    loaded: bool = False
+    """Put back by ``load_state_dict``."""
+
+    @classmethod
+    def at_end(cls, epoch: int, num_batches: int, *, loaded: bool = True) -> Progress:
+        return cls(epoch=epoch, first=num_batches, ended=True, loaded=loaded)
+
+    def lacks(self, batch: int) -> bool:
+        return batch >= self.first and batch not in self.ahead
+
+    def give(self, batch: int) -> None:
+        """Count a batch as given."""
+        self.ahead.add(batch)
+        while self.first in self.ahead:
+            self.ahead.remove(self.first)
+            self.first += 1
+
+    @property
+    def is_underway(self) -> bool:
+        """Whether batches of the epoch were given, and others are left."""
+        return not self.ended and bool(self.origin or self.first or self.ahead)
+
+    @property
+    def next_epoch(self) -> int:
+        """Epoch of the next batch. An ended epoch is the start of the next."""
+        return self.epoch + self.ended
+
+
 @dataclass(slots=True, eq=False)
 class Place:
     """Place of one iterator."""
 
+    placement: Placement
+    """Of its loader among the ranks, when the iterator was made."""
     progress: Progress | None = None
     """``None`` until its first batch is requested."""
 

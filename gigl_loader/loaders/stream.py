@@ -10,7 +10,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -22,13 +22,12 @@ from gigl_loader.sampling.request import SEEDS_WITHOUT_PAST
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from gigl_loader.channel.frame import Frame
     from gigl_loader.graph.schema import EdgeType, GraphSchema
-    from gigl_loader.loaders.base import BaseDistLoader
     from gigl_loader.loaders.dataset import Dataset
-    from gigl_loader.loaders.ledger import Ledger
-    from gigl_loader.loaders.state import Place
+    from gigl_loader.loaders.state import Progress
     from gigl_loader.loaders.transfer import FrameTensors, Transfer
     from gigl_loader.sampling.frame_schema import FrameSchema
     from gigl_loader.sampling.plan import BatchPlan, SamplerArguments
@@ -53,15 +52,23 @@ class BatchPipeline:
         """Batches made."""
         self.counted: Counter[str] = Counter()
         """Sums of the counters of their frames."""
-        self.ledger: Ledger | None = None
-        """Records the batches."""
 
-    def make(self, frame: Frame, collate: Callable[[FrameTensors], Any]) -> Any:
-        """Return the batch of a frame. Ends the span of the batch, where it has one."""
+    def make(
+        self,
+        frame: Frame,
+        collate: Callable[[FrameTensors], Any],
+        recording: AbstractContextManager[None] | None = None,
+    ) -> Any:
+        """Return the batch of a frame. Ends the span of the batch, where it has one.
+
+        ``recording`` is entered before the frame is touched, and left when its batch is made.
+        """
         if frame.span is None:
-            return self._made(frame, collate)[0]
+            with recording or nullcontext():
+                return self._made(frame, collate)[0]
         with frame.span.ending() as span:
-            batch, times = self._made(frame, collate)
+            with recording or nullcontext():
+                batch, times = self._made(frame, collate)
             steps = _STEP_SPANS[: 3 if self._transform is not None else 2]
             for step, (began, ended) in zip(steps, itertools.pairwise(times), strict=False):
                 span.record(step, began, ended)
@@ -69,8 +76,6 @@ class BatchPipeline:
 
     def _made(self, frame: Frame, collate: Callable[[FrameTensors], Any]) -> tuple[Any, list[float]]:
         """Return the batch of a frame, and when each step began, and the last one ended."""
-        if self.ledger is not None:
-            self.ledger.begin(frame)  # First: a transform may change the arrays where they lie.
         times = [time.perf_counter()]
         tensors = self.transfer.load(frame)
         times.append(time.perf_counter())
@@ -83,14 +88,7 @@ class BatchPipeline:
             self.seconds[step] += end - begin
         self.batches += 1
         self.counted.update(frame.counters)
-        if self.ledger is not None:
-            self.ledger.write()
         return batch, times
-
-    def close_ledger(self) -> None:
-        """Record no further batch."""
-        if self.ledger is not None:
-            self.ledger.close()
 
     def stats(self) -> dict[str, Any]:
         """Return the counters of batches, and seconds by step."""
@@ -242,66 +240,14 @@ class IdleCores:
             _LOGGER.warning("%s: %s", self._name, self.advice)
 
 
-@dataclass(slots=True, kw_only=True)
-class Progress:
-    """Which batches of an epoch the user was given.
-
-    Batches may come out of order and one may fail, so what was given is a prefix and some beyond it.
-    """
-
-    epoch: int
-    origin: int = 0
-    """Where the steps of the epoch begin, see ``Schedule``."""
-    first: int = 0
-    """Every batch before this one was given."""
-    ahead: set[int] = field(default_factory=set)
-    """Batches given beyond ``first``; empty when all come, and in order."""
-    ended: bool = False
-    """The user got the end of the epoch (``StopIteration``), or loaded a state that has all its batches."""
-    loaded: bool = False
-    """Put back by ``load_state_dict``."""
-
-    @classmethod
-    def at_end(cls, epoch: int, num_batches: int, *, loaded: bool = True) -> Progress:
-        return cls(epoch=epoch, first=num_batches, ended=True, loaded=loaded)
-
-    def lacks(self, batch: int) -> bool:
-        return batch >= self.first and batch not in self.ahead
-
-    def give(self, batch: int) -> None:
-        """Count a batch as given."""
-        self.ahead.add(batch)
-        while self.first in self.ahead:
-            self.ahead.remove(self.first)
-            self.first += 1
-
-    @property
-    def is_underway(self) -> bool:
-        """Whether batches of the epoch were given, and others are left."""
-        return not self.ended and bool(self.origin or self.first or self.ahead)
-
-    @property
-    def next_epoch(self) -> int:
-        """Epoch of the next batch. An ended epoch is the start of the next."""
-        return self.epoch + self.ended
-
-
 class EpochIterator(Iterator[Any]):
     """One epoch of a loader, at its own place."""
 
-    def __init__(self, loader: BaseDistLoader, place: Place) -> None:
-        loader._warn_of_missing_state()
-        self._loader = loader
-        self._place = place
-        self._placement = loader._placement
+    def __init__(self, next_batch: Callable[[], Any]) -> None:
+        self._next_batch = next_batch
 
     def __next__(self) -> Any:
-        if self._placement is not self._loader._placement:
-            raise RuntimeError(
-                f"{self._loader.name}: the ranks have changed since this epoch was begun: begin another "
-                "iterator"
-            )
-        return self._loader._next(self._place)
+        return self._next_batch()
 
 
 class FrameStream:

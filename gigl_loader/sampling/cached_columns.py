@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import CachePolicy
     from gigl_loader.sampling.cache_shares import Kind
+    from gigl_loader.sampling.columns import ColumnPlan
     from gigl_loader.sampling.partitioned import OwnerRows
-    from gigl_loader.sampling.plan import ColumnPlan
     from gigl_loader.sampling.rows import RowReader
 
 

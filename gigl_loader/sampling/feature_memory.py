@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from gigl_loader.graph.schema import Column, GraphSchema
     from gigl_loader.options import EdgeType, FeatureOptions, NodeType
     from gigl_loader.sampling.frame_schema import FrameSchema
-    from gigl_loader.sampling.source import SourceRequest
 
 logger = logging.getLogger(__name__)
 
@@ -206,23 +205,33 @@ def _decided(
     return FeatureMemory(types=tuple(types), cache_bytes=cache_bytes, ranks=ranks)
 
 
-def decide_here(graph: Graph, request: SourceRequest, *, taken: int = 0) -> FeatureMemory:
-    """Return where the features of a request's batches are read from, on this machine as it is now.
+def decide_here(
+    graph: Graph,
+    frame: FrameSchema,
+    options: FeatureOptions,
+    *,
+    loader: str,
+    ranks: int = 1,
+    num_workers: int = 0,
+    taken: int = 0,
+) -> FeatureMemory:
+    """Return where the features of ``frame`` are read from, on this machine as it is now.
 
-    ``taken`` is what caches of other loaders of this process may grow by; those of its other ranks are taken
-    to grow as much. The decision is logged, once for each loader.
+    ``ranks`` and ``num_workers``: see :func:`decide`. ``taken``: what caches of other loaders of this process
+    may grow by; each other rank is assumed to need as much. The decision is logged under the name of the
+    ``loader``.
     """
     found = decide(
-        sizes_in(request.plan.frame(graph.schema), graph.schema),
-        request.features,
+        sizes_in(frame, graph.schema),
+        options,
         where=place_of(graph),
         free=free_memory(),
         structure_bytes=graph.structure_bytes,
-        ranks=request.topology.local_world_size,
-        num_workers=request.num_workers,
-        taken=taken * request.topology.local_world_size,
+        ranks=ranks,
+        num_workers=num_workers,
+        taken=taken * ranks,
     )
-    logger.info("%s: %s", request.name, "; ".join([str(found), *found.reasons]))
+    logger.info("%s: %s", loader, "; ".join([str(found), *found.reasons]))
     return found
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gigl_loader.arrays import Bytes, Int64Array
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType, NodeType
-    from gigl_loader.sampling.plan import ColumnPlan
+    from gigl_loader.sampling.columns import ColumnPlan
 
 _I64, _I32 = Column("I64"), Column("I32")
 _DEFERRED = {"node": POSITION, "edge": SLOT}

@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from gigl_loader.channel.frame import Frame
     from gigl_loader.graph.graph import Graph
     from gigl_loader.graph.schema import EdgeType, GraphSchema, NodeType
+    from gigl_loader.sampling.columns import ColumnPlan
     from gigl_loader.sampling.frame_schema import FrameSchema, TypeArrays
     from gigl_loader.sampling.partitioned import PartitionedStore
-    from gigl_loader.sampling.plan import BatchPlan, ColumnPlan, SamplerContext
+    from gigl_loader.sampling.plan import BatchPlan, SamplerContext
     from gigl_loader.sampling.request import BatchRequest
     from gigl_loader.sampling.seeds import BatchSeeds
     from gigl_loader.sampling.store import FeatureSource, GatherRequest

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType
-    from gigl_loader.sampling.plan import ColumnPlan, PlanFields, SamplerArguments
+    from gigl_loader.sampling.columns import ColumnPlan
+    from gigl_loader.sampling.plan import PlanFields, SamplerArguments
 
 SUBGRAPH_TYPES = ("directional", "bidirectional", "induced")
 """Names and meanings are PyG's."""

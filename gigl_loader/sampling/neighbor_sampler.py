@@ -31,10 +31,9 @@ if TYPE_CHECKING:
     from gigl_loader.sampling.frame_writer import DrawnBatch
     from gigl_loader.sampling.khop import KHop
     from gigl_loader.sampling.partitioned import PartitionedStore
-    from gigl_loader.sampling.plan import SamplerContext
+    from gigl_loader.sampling.plan import PlanSampler, SamplerContext
     from gigl_loader.sampling.request import BatchRequest
     from gigl_loader.sampling.seeds import BatchSeeds, Seeder
-    from gigl_loader.sampling.source import PlanSampler
     from gigl_loader.sampling.store import DrawRule, Neighbors
 
 

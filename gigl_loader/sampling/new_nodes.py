@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 
     from gigl_loader.graph.schema import Column, EdgeType, GraphSchema, NodeSchema, NodeType
     from gigl_loader.sampling.costs import BatchBounds, CostCounter
-    from gigl_loader.sampling.plan import SamplerContext
+    from gigl_loader.sampling.plan import PlanSampler, SampledBatch, SamplerContext
     from gigl_loader.sampling.request import BatchRequest
-    from gigl_loader.sampling.source import PlanSampler, SampledBatch
 
 MAX_NEW_NODES = 1024
 """Of one type, in one request."""

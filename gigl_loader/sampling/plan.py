@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from gigl_loader.graph.column_names import check_column_names
 from gigl_loader.graph.times import time_unit
 from gigl_loader.graph.type_columns import read_times
-from gigl_loader.options import EdgeType, NodeType, by_edge_type
+from gigl_loader.options import EdgeType, NodeType
+from gigl_loader.sampling.columns import ColumnPlan
 from gigl_loader.sampling.new_nodes import SamplerWithNewNodes
 
 if TYPE_CHECKING:
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from gigl_loader.arrays import Bytes
     from gigl_loader.graph.graph import Graph
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.sampling.costs import BatchBounds, CostCounter
     from gigl_loader.sampling.frame_schema import FrameSchema
     from gigl_loader.sampling.partitioned import PartitionedStore
-    from gigl_loader.sampling.request import InputColumn
-    from gigl_loader.sampling.source import PlanSampler
+    from gigl_loader.sampling.request import BatchRequest, InputColumn
     from gigl_loader.shared import SharedTensors
+    from gigl_loader.tensors import Layout
 
 MAX_HOPS = 254  # The address of a draw has 8 bits for it, and two values that are no hop.
 MAX_FANOUT = 2**31 - 1
 
 _SHOWN = 200
 _REQUIRED = object()
-_Kind = TypeVar("_Kind", NodeType, EdgeType)
 
 
 class PlanFields:
@@ -238,74 +238,37 @@ DEFAULT_KIND = "neighbor"
 """The kind of a plan that names none: the only one that version 0.1 knew."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ColumnPlan:
-    """Which features a batch carries. Types that are left out carry none."""
+class SampledBatch(Protocol):
+    """A sampled batch whose columns are not gathered yet. Valid until the next call of its sampler."""
 
-    nodes: Mapping[NodeType, tuple[str, ...]] = field(default_factory=dict)
-    edges: Mapping[EdgeType, tuple[str, ...]] = field(default_factory=dict)
+    @property
+    def layout(self) -> Layout:
+        """The complete layout of its frame."""
 
-    def __bool__(self) -> bool:
-        """Whether there is any."""
-        return any(self.nodes.values()) or any(self.edges.values())
-
-
-def read_columns(schema: GraphSchema, node_columns: Any, edge_columns: Any) -> ColumnPlan:
-    """Return the columns that a user chose. ``None`` stands for all.
-
-    A list applies to all types, each of which keeps the listed columns that it has; a mapping is by type,
-    and types that it leaves out keep all. ``ValueError`` and ``TypeError`` name what is not in the graph,
-    and a column that an attribute of batches would hide.
-    """
-    if isinstance(edge_columns, Mapping):
-        edge_columns = by_edge_type(schema.edges, edge_columns, "edge_columns")
-    columns = ColumnPlan(
-        nodes=_chosen("node_columns", node_columns, {k: v.columns for k, v in schema.nodes.items()}),
-        edges=_chosen("edge_columns", edge_columns, {k: v.columns for k, v in schema.edges.items()}),
-    )
-    check_column_names(columns.nodes, columns.edges, homogeneous=schema.homogeneous)
-    return columns
+    def write(self, buffer: Bytes) -> None:
+        """Write the frame into the first ``layout.nbytes`` bytes of ``buffer``."""
 
 
-def _chosen(
-    option: str, given: Any, known: Mapping[_Kind, Mapping[str, object]]
-) -> dict[_Kind, tuple[str, ...]]:
-    if given is None:
-        return {kind: tuple(columns) for kind, columns in known.items()}
-    if isinstance(given, Mapping):
-        for kind in given:
-            if kind not in known:
-                raise ValueError(f"{option}: unknown type {kind!r}; known: {_sorted(known)}")
-        wanted = {kind: _names(f"{option} of {kind!r}", names) for kind, names in given.items()}
-        for kind, names in wanted.items():
-            _check_known(f"{option} of {kind!r}", names, known[kind])
-        return {kind: _kept(columns, wanted.get(kind)) for kind, columns in known.items()}
-    names = _names(option, given)
-    _check_known(option, names, {name for columns in known.values() for name in columns})
-    return {kind: _kept(columns, names) for kind, columns in known.items()}
+class BatchSampler(Protocol):
+    """Makes the batch of a request. The same request gives the same bytes, always and everywhere."""
+
+    @property
+    def costs(self) -> CostCounter:
+        """Cost so far. Samplers of a process may share one counter."""
+
+    def sample(self, request: BatchRequest) -> SampledBatch:
+        """Sample, and size the frame."""
 
 
-def _kept(columns: Mapping[str, object], wanted: Sequence[str] | None) -> tuple[str, ...]:
-    return tuple(name for name in columns if wanted is None or name in wanted)
+class PlanSampler(BatchSampler, Protocol):
+    """A sampler that a plan opens. Its memory is bounded, and measured."""
 
+    bounds: BatchBounds
+    """Of the next batches."""
 
-def _names(what: str, given: Any) -> list[str]:
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        raise TypeError(f"{what} must be a list of names, or a mapping of types to lists, got {given!r:.200}")
-    wrong = [name for name in given if not isinstance(name, str)]
-    if wrong:
-        raise TypeError(f"{what} must be names, got {wrong[0]!r:.200}")
-    return list(given)
-
-
-def _check_known(what: str, names: Sequence[str], known: Any) -> None:
-    for name in names:
-        if name not in known:
-            raise ValueError(f"{what}: no column {name!r}; known: {_sorted(known)}")
-
-
-def _sorted(names: Any) -> str:
-    return ", ".join(map(repr, sorted(names))) or "none"
+    @property
+    def scratch_bytes(self) -> int:
+        """Memory that is kept for the next batch."""
 
 
 class SamplerPlan(Protocol):
@@ -384,7 +347,7 @@ class BatchPlan:
     sampler: SamplerPlan
     run_seed: int
     """Every draw of the run is a function of it, the epoch and the inputs of the batch."""
-    columns: ColumnPlan = ColumnPlan()
+    columns: ColumnPlan = field(default_factory=ColumnPlan)
 
     def __post_init__(self) -> None:
         if not 0 <= self.run_seed < 2**64:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.arrays import Array, Float64Array
     from gigl_loader.sampling.costs import CostCounter
-    from gigl_loader.sampling.source import BatchSampler, SampledBatch
+    from gigl_loader.sampling.plan import BatchSampler, SampledBatch
 
 WEIGHT = "weight"
 """Name of the shared tensor that holds the weights."""

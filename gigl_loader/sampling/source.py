@@ -25,15 +25,12 @@ if TYPE_CHECKING:
     from gigl_loader.arrays import Bytes
     from gigl_loader.group import RankGroup
     from gigl_loader.options import StoreOptions, WorkerOptions
-    from gigl_loader.sampling.costs import BatchBounds, CostCounter
     from gigl_loader.sampling.feature_memory import FeatureMemory
     from gigl_loader.sampling.partitioned import PartitionedStore
-    from gigl_loader.sampling.plan import BatchPlan
-    from gigl_loader.sampling.request import BatchRequest
+    from gigl_loader.sampling.plan import BatchPlan, BatchSampler
     from gigl_loader.sampling.resident import DeviceMemory
     from gigl_loader.sampling.schedule import Schedule
     from gigl_loader.shared import SharedTensors
-    from gigl_loader.tensors import Layout
     from gigl_loader.topology import Topology
     from gigl_loader.tracing import BatchSpans
 
@@ -89,39 +86,6 @@ class SourceRequest:
     def has_device_memory(self) -> bool:
         """Whether rows stay on the device: not for a single batch."""
         return self.features.device_bytes is not None and self.schedule.num_batches > 1
-
-
-class SampledBatch(Protocol):
-    """A sampled batch whose columns are not gathered yet. Valid until the next call of its sampler."""
-
-    @property
-    def layout(self) -> Layout:
-        """The complete layout of its frame."""
-
-    def write(self, buffer: Bytes) -> None:
-        """Write the frame into the first ``layout.nbytes`` bytes of ``buffer``."""
-
-
-class BatchSampler(Protocol):
-    """Makes the batch of a request. The same request gives the same bytes, always and everywhere."""
-
-    @property
-    def costs(self) -> CostCounter:
-        """Cost so far. Samplers of a process may share one counter."""
-
-    def sample(self, request: BatchRequest) -> SampledBatch:
-        """Sample, and size the frame."""
-
-
-class PlanSampler(BatchSampler, Protocol):
-    """A sampler that a plan opens. Its memory is bounded, and measured."""
-
-    bounds: BatchBounds
-    """Of the next batches."""
-
-    @property
-    def scratch_bytes(self) -> int:
-        """Memory that is kept for the next batch."""
 
 
 class BatchSource(Protocol):

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from gigl_loader.channel.message import Request
+    from gigl_loader.sampling.plan import BatchSampler, SampledBatch
     from gigl_loader.sampling.request import InputColumn
-    from gigl_loader.sampling.source import BatchSampler, SampledBatch
 
 
 class Executor:

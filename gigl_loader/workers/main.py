@@ -27,7 +27,7 @@ from gigl_loader.workers.executor import Executor
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from gigl_loader.sampling.source import BatchSampler
+    from gigl_loader.sampling.plan import BatchSampler
     from gigl_loader.workers.config import WorkerConfig
 
 _LEAVE_SECONDS = 0.5

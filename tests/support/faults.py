@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.graph.verifier import Verifier
     from gigl_loader.sampling.costs import CostCounter
+    from gigl_loader.sampling.plan import BatchSampler, SampledBatch
     from gigl_loader.sampling.request import BatchRequest
-    from gigl_loader.sampling.source import BatchSampler, SampledBatch
     from gigl_loader.workers.config import WorkerConfig
 
 FAULTY_SAMPLER = f"{__name__}:faulty_sampler"

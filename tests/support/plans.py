@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gigl_loader.native import batch_key
-from gigl_loader.sampling.plan import BatchPlan, ColumnPlan
+from gigl_loader.sampling.columns import ColumnPlan
+from gigl_loader.sampling.plan import BatchPlan
 from gigl_loader.sampling.plans.neighbor import NeighborPlan
 from gigl_loader.sampling.request import SEED, BatchRequest
 from gigl_loader.sampling.store import DrawRule

@@ -17,8 +17,8 @@ from gigl_loader.workers.main import open_samplers
 
 if TYPE_CHECKING:
     from gigl_loader.sampling.costs import CostCounter
+    from gigl_loader.sampling.plan import BatchSampler, SampledBatch
     from gigl_loader.sampling.request import BatchRequest
-    from gigl_loader.sampling.source import BatchSampler, SampledBatch
     from gigl_loader.workers.config import WorkerConfig
 
 PAIRED_CREW = f"{__name__}:paired_samplers"

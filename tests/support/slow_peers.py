@@ -14,7 +14,7 @@ from gigl_loader.sampling.partitioned import PartitionedStore
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gigl_loader.sampling.source import BatchSampler
+    from gigl_loader.sampling.plan import BatchSampler
     from gigl_loader.workers.config import WorkerConfig
 
 DYING_ROUND = "GIGL_TEST_DYING_ROUND"

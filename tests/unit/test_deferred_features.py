@@ -24,7 +24,7 @@ from tests.support.sources import small_graph, small_schedule
 from tests.support.stores import StoreGraph, store_graphs
 
 if TYPE_CHECKING:
-    from gigl_loader.sampling.source import BatchSampler
+    from gigl_loader.sampling.plan import BatchSampler
 
 EDGE_TYPES = [("item", "similar", "item"), ("user", "likes", "item"), ("user", "trusts", "user")]
 

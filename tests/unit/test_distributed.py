@@ -31,7 +31,7 @@ from tests.support.stores import random_tables
 
 if TYPE_CHECKING:
     from gigl_loader.arrays import BoolArray
-    from gigl_loader.sampling.source import BatchSampler
+    from gigl_loader.sampling.plan import BatchSampler
     from gigl_loader.sampling.store import (
         EdgeRequest,
         FeatureRequest,

@@ -42,7 +42,7 @@ from tests.support import oracle
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from gigl_loader.sampling.source import PlanSampler
+    from gigl_loader.sampling.plan import PlanSampler
 
 NODES = 40
 EDGE_TYPES = [("a", "likes", "a"), ("a", "sees", "b"), ("b", "near", "a")]

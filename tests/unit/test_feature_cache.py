@@ -15,8 +15,8 @@ from gigl_loader.graph.folder import DiskFolder
 from gigl_loader.graph.graph import Graph
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
 from gigl_loader.sampling.cached_columns import CachedColumns, cached_columns
+from gigl_loader.sampling.columns import ColumnPlan
 from gigl_loader.sampling.feature_cache import FeatureCache, Places, Window
-from gigl_loader.sampling.plan import ColumnPlan
 from gigl_loader.sampling.rows import DiskRows
 from gigl_loader.sampling.store import GatherRequest
 

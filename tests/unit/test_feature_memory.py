@@ -177,7 +177,8 @@ def test_a_request_is_decided_for_the_columns_that_its_batches_carry(tmp_path: P
 
     options: dict[str, Any] = {"node_columns": {"user": []}, "num_workers": 0, "feature_memory": 2000}
     with DistNeighborLoader(DistDataset(graph), [2, 2], ("item", None), **options) as loader:
-        found = decide_here(graph, loader._source_request())
+        of_loader = loader._source_request().features
+        found = decide_here(graph, loader.plan.frame(graph.schema), of_loader, loader=loader.name)
     assert {each.kind: each.size for each in found.types} == {
         kind: size for kind, size in sizes.items() if kind != "user" and size.nbytes
     }

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gigl_loader.cli.manifests import Form
+from gigl_loader.cli.build_options import Form
 from gigl_loader.graph import Graph
 from tests.support.command_line import run_here
 from tests.support.contents import Contents, contents_of

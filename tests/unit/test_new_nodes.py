@@ -31,8 +31,8 @@ from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_grap
 from gigl_loader.resources import FreeMemory
 from gigl_loader.rpc.graph_store_pb2 import SampleRequest
 from gigl_loader.rpc.refusals import Refusal
+from gigl_loader.sampling.columns import ColumnPlan
 from gigl_loader.sampling.new_nodes import NewNodes
-from gigl_loader.sampling.plan import ColumnPlan
 from gigl_loader.sampling.request import InputColumn
 from gigl_server.admission import Limits
 from gigl_server.sessions.registry import read_request

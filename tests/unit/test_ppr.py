@@ -26,9 +26,10 @@ from gigl_loader import (
 from gigl_loader.graph.folder import MemoryFolder
 from gigl_loader.graph.graph import Graph
 from gigl_loader.partition import build_graph, tables_from_pyg
+from gigl_loader.sampling.columns import ColumnPlan
 from gigl_loader.sampling.costs import BatchBounds, TooManyEdges
 from gigl_loader.sampling.partitioned import PartitionedStore
-from gigl_loader.sampling.plan import BatchPlan, ColumnPlan, SamplerArguments
+from gigl_loader.sampling.plan import BatchPlan, SamplerArguments
 from gigl_loader.sampling.plans import read_plan
 from tests.support.plans import seed_request
 from tests.support.ppr_oracle import exact_pagerank, lists_of_edges, merged, push

@@ -21,8 +21,9 @@ from gigl_loader import (
     RandomWalkSamplerOptions,
 )
 from gigl_loader.sampling import walk_sampler as walks_module
+from gigl_loader.sampling.columns import ColumnPlan
 from gigl_loader.sampling.costs import BatchBounds, BatchTooLarge
-from gigl_loader.sampling.plan import BatchPlan, ColumnPlan
+from gigl_loader.sampling.plan import BatchPlan
 from gigl_loader.sampling.plans.walks import WalkPlan
 from tests.support import oracle
 from tests.support.plans import seed_request

@@ -30,7 +30,7 @@ from tests.support.plans import neighbor_plan, seed_request
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from gigl_loader.sampling.source import BatchSampler
+    from gigl_loader.sampling.plan import BatchSampler
 
 NODES = 40
 EDGE_TYPES = [("a", "likes", "a"), ("a", "sees", "b"), ("b", "near", "a")]

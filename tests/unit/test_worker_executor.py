@@ -28,8 +28,8 @@ from tests.support.sources import PLAN
 
 if TYPE_CHECKING:
     from gigl_loader.arrays import Bytes
+    from gigl_loader.sampling.plan import SampledBatch
     from gigl_loader.sampling.request import BatchRequest
-    from gigl_loader.sampling.source import SampledBatch
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 

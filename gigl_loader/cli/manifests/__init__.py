@@ -5,8 +5,9 @@ Each form has a module with ``read(listing)``, which adds the tables to a listin
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import TYPE_CHECKING
+
+from gigl_loader.cli.build_options import Form
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,21 +15,6 @@ if TYPE_CHECKING:
     from gigl_loader.cli.build_options import TableOptions
     from gigl_loader.cli.manifests.listing import Listing
     from gigl_loader.cli.schema_file import RelationalTable
-
-
-class Form(str, Enum):
-    """System whose manifest, or layout of a directory, names the tables."""
-
-    dgl = "dgl"
-    distdgl = "distdgl"
-    graphbolt = "graphbolt"
-    graphstorm = "graphstorm"
-    movielens = "movielens"
-    neo4j = "neo4j"
-    neptune = "neptune"
-    ogb = "ogb"
-    relbench = "relbench"
-    snap = "snap"
 
 
 def with_manifest(options: TableOptions) -> tuple[TableOptions, list[RelationalTable]]:

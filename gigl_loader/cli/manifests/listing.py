@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from gigl_loader.cli.build_options import TableOptions
-from gigl_loader.cli.column_options import name_of, names_of
+from gigl_loader.cli.column_options import csv_format, name_of, names_of
 from gigl_loader.cli.manifests.entry import Entry
 from gigl_loader.cli.schema_file import RelationalTable
-from gigl_loader.cli.table_options import csv_format
 from gigl_loader.graph.folder import is_uri
 from gigl_loader.graph.schema import Column, EdgeType, NodeType
 from gigl_loader.partition.readers import Table

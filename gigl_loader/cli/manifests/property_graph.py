@@ -11,7 +11,7 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gigl_loader.cli.table_options import csv_format
+from gigl_loader.cli.column_options import csv_format
 from gigl_loader.graph.schema import EdgeType, NodeType
 
 if TYPE_CHECKING:

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from gigl_loader.arrays import Array, Int64Array
     from gigl_loader.graph.schema import GraphSchema, LabelSign
     from gigl_loader.options import EdgeType, NodeType
+    from gigl_loader.sampling.columns import ColumnPlan
     from gigl_loader.sampling.costs import BatchBounds
-    from gigl_loader.sampling.plan import ColumnPlan, PlanFields, SamplerContext
+    from gigl_loader.sampling.plan import PlanFields, PlanSampler, SamplerContext
     from gigl_loader.sampling.request import BatchRequest
-    from gigl_loader.sampling.source import PlanSampler
 
 NUM_ANCHORS = "num_anchors"
 """Counter of the distinct anchors of a batch, the first nodes of their type."""

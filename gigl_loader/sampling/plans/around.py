@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import NodeType
+    from gigl_loader.sampling.columns import ColumnPlan
     from gigl_loader.sampling.frame_schema import FrameSchema
-    from gigl_loader.sampling.plan import ColumnPlan, PlanFields, SamplerContext
+    from gigl_loader.sampling.plan import PlanFields, PlanSampler, SamplerContext
     from gigl_loader.sampling.seeds import Seeder
-    from gigl_loader.sampling.source import PlanSampler
 
 Around: TypeAlias = "KHop | PPR | Walks"
 

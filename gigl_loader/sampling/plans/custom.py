@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import NodeType
+    from gigl_loader.sampling.columns import ColumnPlan
     from gigl_loader.sampling.custom import SamplingGraph
-    from gigl_loader.sampling.plan import ColumnPlan, PlanFields, SamplerArguments, SamplerContext
-    from gigl_loader.sampling.source import PlanSampler
+    from gigl_loader.sampling.plan import PlanFields, PlanSampler, SamplerArguments, SamplerContext
 
 _MAX_ARGUMENTS = 1 << 16
 

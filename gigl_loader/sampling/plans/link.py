@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from gigl_loader.arrays import Array, Int64Array
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import EdgeType
+    from gigl_loader.sampling.columns import ColumnPlan
     from gigl_loader.sampling.costs import BatchBounds
-    from gigl_loader.sampling.plan import ColumnPlan, PlanFields, SamplerContext
+    from gigl_loader.sampling.plan import PlanFields, PlanSampler, SamplerContext
     from gigl_loader.sampling.request import BatchRequest
-    from gigl_loader.sampling.source import PlanSampler
 
 NOT_STRICT = "negatives_not_strict"
 """Counter of the strict negatives of a batch that are edges, because no other pair was found."""

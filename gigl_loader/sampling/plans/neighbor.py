@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import NodeType
-    from gigl_loader.sampling.plan import ColumnPlan, PlanFields, SamplerArguments, SamplerContext
-    from gigl_loader.sampling.source import PlanSampler
+    from gigl_loader.sampling.columns import ColumnPlan
+    from gigl_loader.sampling.plan import PlanFields, PlanSampler, SamplerArguments, SamplerContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

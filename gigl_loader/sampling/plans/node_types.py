@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from gigl_loader.arrays import Int64Array
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import NodeType
+    from gigl_loader.sampling.columns import ColumnPlan
     from gigl_loader.sampling.costs import BatchBounds
     from gigl_loader.sampling.frame_schema import FrameSchema
-    from gigl_loader.sampling.plan import ColumnPlan, PlanFields, SamplerContext
-    from gigl_loader.sampling.source import PlanSampler
+    from gigl_loader.sampling.plan import PlanFields, PlanSampler, SamplerContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from gigl_loader.graph.schema import GraphSchema
     from gigl_loader.options import NodeType
-    from gigl_loader.sampling.plan import ColumnPlan, PlanFields, SamplerArguments, SamplerContext
-    from gigl_loader.sampling.source import PlanSampler
+    from gigl_loader.sampling.columns import ColumnPlan
+    from gigl_loader.sampling.plan import PlanFields, PlanSampler, SamplerArguments, SamplerContext
 
 _LOCAL = Column("I32")
 _MIN_EPS = 1e-9

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.graph.graph import Graph
     from gigl_loader.sampling.partitioned import PartitionedStore
-    from gigl_loader.sampling.source import PlanSampler
+    from gigl_loader.sampling.plan import PlanSampler
     from gigl_server.admission import Limits
     from gigl_server.sessions.channel import Channel, SampleTask
 
