@@ -20,7 +20,7 @@ from typing import Any
 import harness
 import numpy as np
 
-from gigl_loader.bench.sampling import FrameWriter
+from gigl_loader.bench.sampling import BatchWriter
 from gigl_loader.bench.workload import Workload, prepare
 from gigl_loader.graph.graph import Graph
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE, label_list
@@ -66,7 +66,7 @@ class Case:
             seed_type=HOMOGENEOUS_NODE, num_neighbors=hops.num_neighbors, with_edge=hops.with_edge
         )
         self._own, self._nodes = (
-            FrameWriter(BatchPlan(sampler=each, run_seed=1).open(graph)) for each in (plan, nodes)
+            BatchWriter(BatchPlan(sampler=each, run_seed=1).open(graph)) for each in (plan, nodes)
         )
         self._requests = requests
         self.num_seeds = 0
@@ -89,7 +89,7 @@ class Case:
         return _seconds(self._own, self._requests), _seconds(self._nodes, self._same)
 
 
-def _seconds(writer: FrameWriter, requests: list[BatchRequest]) -> float:
+def _seconds(writer: BatchWriter, requests: list[BatchRequest]) -> float:
     began = time.thread_time()
     for request in requests:
         writer.write(request)

@@ -18,7 +18,7 @@ from pathlib import Path
 import harness
 import numpy as np
 
-from gigl_loader.bench.sampling import FrameWriter
+from gigl_loader.bench.sampling import BatchWriter
 from gigl_loader.bench.workload import Workload, prepare
 from gigl_loader.graph.graph import Graph
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE
@@ -31,7 +31,7 @@ from gigl_loader.sampling.request import SEED, BatchRequest
 BATCHES = 8
 
 
-def seeds_per_second(writer: FrameWriter, requests: list[BatchRequest]) -> float:
+def seeds_per_second(writer: BatchWriter, requests: list[BatchRequest]) -> float:
     """Return the seeds of these batches over their CPU seconds."""
     began = time.thread_time()
     for request in requests:
@@ -39,14 +39,14 @@ def seeds_per_second(writer: FrameWriter, requests: list[BatchRequest]) -> float
     return sum(map(len, requests)) / (time.thread_time() - began)
 
 
-def cases(graph: Graph, workload: Workload, options: PPRSamplerOptions) -> dict[str, FrameWriter]:
+def cases(graph: Graph, workload: Workload, options: PPRSamplerOptions) -> dict[str, BatchWriter]:
     """Return a sampler of each kind."""
     ppr = BatchPlan(sampler=options.plan(graph.schema, HOMOGENEOUS_NODE, SamplerArguments()), run_seed=1)
     hops = NeighborPlan(seed_type=HOMOGENEOUS_NODE, num_neighbors={HOMOGENEOUS_EDGE: workload.fanout})
     return {
-        "one pass": FrameWriter(ppr.open(graph)),
-        "round by round": FrameWriter(ppr.open(graph, PartitionedStore.whole(graph))),
-        "k hops": FrameWriter(BatchPlan(sampler=hops, run_seed=1).open(graph)),
+        "one pass": BatchWriter(ppr.open(graph)),
+        "round by round": BatchWriter(ppr.open(graph, PartitionedStore.whole(graph))),
+        "k hops": BatchWriter(BatchPlan(sampler=hops, run_seed=1).open(graph)),
     }
 
 

@@ -22,7 +22,7 @@ import harness
 import made_columns
 import numpy as np
 
-from gigl_loader.bench.sampling import FrameWriter
+from gigl_loader.bench.sampling import BatchWriter
 from gigl_loader.bench.workload import Workload, prepare
 from gigl_loader.graph.graph import Graph
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE
@@ -71,7 +71,7 @@ class Case:
             with_edge=True,
             **options,
         )
-        self._writer = FrameWriter(BatchPlan(sampler=plan, run_seed=1).open(graph))
+        self._writer = BatchWriter(BatchPlan(sampler=plan, run_seed=1).open(graph))
         self.nodes = self.edges = 0
 
     def seconds_per_edge(self, requests: list[BatchRequest]) -> float:

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from gigl_loader.loaders.dataset import Dataset as Dataset
     from gigl_loader.loaders.embeddings import write_embeddings as write_embeddings
     from gigl_loader.loaders.inference import inference as inference
+    from gigl_loader.loaders.input_new_nodes import NewNode as NewNode
     from gigl_loader.loaders.link import DistLinkNeighborLoader as DistLinkNeighborLoader
     from gigl_loader.loaders.link import NegativeSampling as NegativeSampling
     from gigl_loader.loaders.neighbor import DistNeighborLoader as DistNeighborLoader
-    from gigl_loader.loaders.new_nodes import NewNode as NewNode
     from gigl_loader.loaders.sampler import Sampler as Sampler
     from gigl_loader.loaders.stats import StatsWriter as StatsWriter
     from gigl_loader.loaders.subgraph import DistSubgraphLoader as DistSubgraphLoader
@@ -52,7 +52,7 @@ _HOMES = {
     "KHopNeighborSamplerOptions": "gigl_loader.sampling.plans.neighbor",
     "LaborSamplerOptions": "gigl_loader.sampling.plans.neighbor",
     "NegativeSampling": "gigl_loader.loaders.link",
-    "NewNode": "gigl_loader.loaders.new_nodes",
+    "NewNode": "gigl_loader.loaders.input_new_nodes",
     "PPRMetaPath": "gigl_loader.sampling.plans.ppr",
     "PPRSamplerOptions": "gigl_loader.sampling.plans.ppr",
     "RandomWalkSamplerOptions": "gigl_loader.sampling.plans.walks",

@@ -119,13 +119,13 @@ def by_edge_type(
     return found
 
 
-Topology: TypeAlias = Literal["own", "all"]
-"""Partitions whose adjacency is opened: those whose features are, or all."""
+TopologyScope: TypeAlias = Literal["own", "all"]
+"""Adjacency to open: of the partitions whose features are open (``own``), or of every partition (``all``)."""
 Verify: TypeAlias = Literal["full", "lazy", "none"]
 """``"full"``: opening reads every byte. ``"lazy"``: topology, ids and splits are read before their first use,
 features in the background. ``"none"``: only headers are checked."""
 
-TOPOLOGIES: tuple[Topology, ...] = ("own", "all")
+TOPOLOGY_SCOPES: tuple[TopologyScope, ...] = ("own", "all")
 VERIFY_MODES: tuple[Verify, ...] = ("full", "lazy", "none")
 
 START_METHODS = ("spawn", "forkserver", "fork")
@@ -295,9 +295,9 @@ class FeatureOptions:
             raise ValueError(f"cache_policy must be one of {known}, got {self.cache_policy!r}")
 
 
-def check_topology(topology: object) -> Topology:
+def check_topology(topology: object) -> TopologyScope:
     """Return ``topology``, if it is one of the choices. ``ValueError`` lists them."""
-    for choice in TOPOLOGIES:
+    for choice in TOPOLOGY_SCOPES:
         if topology == choice:
             return choice
     raise ValueError(f"topology must be 'own' or 'all', got {topology!r}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from gigl_client.vocabularies import fetch_vocabulary
-from gigl_loader.rpc.remote_store import Directory
+from gigl_loader.rpc.remote_store import RemoteDirectory
 from gigl_loader.sampling.store import EdgeList
 from gigl_loader.threads import ThreadPool
 
@@ -105,10 +105,10 @@ class RemoteNodes:
             listed = ", ".join(map(repr, known)) or "none"
             raise ValueError(f"nodes of type {node_type!r} have no split {split!r}; known: {listed}")
 
-    def _directory_of(self, partition: int | None) -> Directory:
+    def _directory_of(self, partition: int | None) -> RemoteDirectory:
         """Return the directory at the holders of a partition. ``None``: at any server."""
         connection = self._replicas.connection(partition)
-        return Directory(connection, schema=self._schema, digest=self._digest)
+        return RemoteDirectory(connection, schema=self._schema, digest=self._digest)
 
     def _split_of(self, partitions: Sequence[int], node_type: NodeType, split: str) -> Int64Array:
         parts = [self._directory_of(part).split(part, node_type, split) for part in partitions]

@@ -30,7 +30,7 @@ _EDGE_ROWS = f"edge/{type_name(HOMOGENEOUS_EDGE)}/rows"
 _Positions = npt.NDArray[np.int64]
 
 
-class FrameWriter:
+class BatchWriter:
     """Samples batches into memory that is used again, as a worker's ring does."""
 
     def __init__(self, sampler: PlanSampler) -> None:
@@ -76,7 +76,7 @@ def sampler_case(graph: Graph, workload: Workload, seeds: _Positions) -> Case:
     return case
 
 
-def _writer(graph: Graph, workload: Workload, seeds: _Positions) -> tuple[FrameWriter, Schedule]:
+def _writer(graph: Graph, workload: Workload, seeds: _Positions) -> tuple[BatchWriter, Schedule]:
     plan = NeighborPlan(
         seed_type=HOMOGENEOUS_NODE, num_neighbors={HOMOGENEOUS_EDGE: workload.fanout}, with_edge=True
     )
@@ -84,7 +84,7 @@ def _writer(graph: Graph, workload: Workload, seeds: _Positions) -> tuple[FrameW
     schedule = Schedule(
         {SEED: positions}, batch_size=workload.batch_size, shuffle=False, drop_last=True, run_seed=1
     )
-    return FrameWriter(BatchPlan(sampler=plan, run_seed=1).open(graph)), schedule
+    return BatchWriter(BatchPlan(sampler=plan, run_seed=1).open(graph)), schedule
 
 
 def gather_case(graph: Graph, workload: Workload, seeds: _Positions) -> Case:

@@ -48,7 +48,7 @@ class EdgeDirection(str, Enum):
     outward = "out"
 
 
-class UnknownIds(str, Enum):
+class UnknownIdHandling(str, Enum):
     """What becomes of ids that a node table does not have."""
 
     error = "error"
@@ -194,9 +194,9 @@ class TableOptions:
     ] = field(default_factory=list)
 
     unknown_ids: Annotated[
-        UnknownIds,
+        UnknownIdHandling,
         typer.Option(help="Ids that no node table has: refuse them, leave their rows out, or add nodes."),
-    ] = UnknownIds.error
+    ] = UnknownIdHandling.error
     duplicates: Annotated[
         Kept, typer.Option(help="Parallel edges of a type: keep all, or the one with the smallest id.")
     ] = Kept.keep

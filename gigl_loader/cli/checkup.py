@@ -23,7 +23,7 @@ _LITTLE_MEMORY = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Verdict:
     """Verdict on one subject."""
 
     subject: str
@@ -35,9 +35,9 @@ class Finding:
         return asdict(self)
 
 
-def examine() -> list[Finding]:
+def examine() -> list[Verdict]:
     """Look at everything. What breaks is a finding, not an error."""
-    examinations: dict[str, Callable[[], Finding]] = {
+    examinations: dict[str, Callable[[], Verdict]] = {
         "versions": _versions,
         "processor": _processor,
         "native core": _native_core,
@@ -52,22 +52,22 @@ def examine() -> list[Finding]:
     return [_seen(subject, look) for subject, look in examinations.items()]
 
 
-def _seen(subject: str, look: Callable[[], Finding]) -> Finding:
+def _seen(subject: str, look: Callable[[], Verdict]) -> Verdict:
     try:
         return look()
     except ModuleNotFoundError as error:
         told = naming_extra(error)
         if told is error:
-            return Finding(subject, "failed", f"{type(error).__name__}: {error}")
-        return Finding(subject, "note", f"{told}; a storage server needs none")
+            return Verdict(subject, "failed", f"{type(error).__name__}: {error}")
+        return Verdict(subject, "note", f"{told}; a storage server needs none")
     except Exception as error:
-        return Finding(subject, "failed", f"{type(error).__name__}: {error}")
+        return Verdict(subject, "failed", f"{type(error).__name__}: {error}")
 
 
-def _versions() -> Finding:
+def _versions() -> Verdict:
     names = ("gigl-loader", "torch", "torch-geometric", "numpy", "pyarrow")
     installed = ", ".join(f"{name} {version}" for name in names if (version := _version_of(name)))
-    return Finding("versions", "ok", f"Python {platform.python_version()}, {installed}")
+    return Verdict("versions", "ok", f"Python {platform.python_version()}, {installed}")
 
 
 def _version_of(name: str) -> str | None:
@@ -77,12 +77,12 @@ def _version_of(name: str) -> str | None:
         return None
 
 
-def _processor() -> Finding:
+def _processor() -> Verdict:
     flags = _cpu_field("flags").split()
     vectors = [name for name in ("avx2", "avx512f") if name in flags]
     model = _cpu_field("model name") or platform.machine()
     cores = f'{usable_cores()} cores usable (num_workers="auto": {workers_of("auto", ranks=1)} for one rank)'
-    return Finding("processor", "ok", f"{model}, {cores}, {', '.join(vectors) or 'no AVX2'}")
+    return Verdict("processor", "ok", f"{model}, {cores}, {', '.join(vectors) or 'no AVX2'}")
 
 
 def _cpu_field(name: str) -> str:
@@ -93,69 +93,69 @@ def _cpu_field(name: str) -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
 
 
-def _native_core() -> Finding:
+def _native_core() -> Verdict:
     from gigl_loader.native import _core, philox
 
     # Known answer of Philox2x64-10 (Random123's test vectors): the all-zero key and counter.
     answer = philox(0, 0, 0)
     if answer != (0xCA00A0459843D731, 0x66C24222C9A845B5):
-        return Finding("native core", "failed", f"philox2x64 of zeros gives {answer}")
-    return Finding("native core", "ok", str(_core.__file__))
+        return Verdict("native core", "failed", f"philox2x64 of zeros gives {answer}")
+    return Verdict("native core", "ok", str(_core.__file__))
 
 
-def _torch() -> Finding:
+def _torch() -> Verdict:
     import torch
 
     if not torch.cuda.is_available():
-        return Finding("torch", "ok", f"{torch.__version__}, no CUDA device: batches stay on the CPU")
+        return Verdict("torch", "ok", f"{torch.__version__}, no CUDA device: batches stay on the CPU")
     names = ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
-    return Finding("torch", "ok", f"{torch.__version__}, CUDA {torch.version.cuda}: {names}")
+    return Verdict("torch", "ok", f"{torch.__version__}, CUDA {torch.version.cuda}: {names}")
 
 
-def _memfd() -> Finding:
+def _memfd() -> Verdict:
     if not hasattr(os, "memfd_create"):
-        return Finding("memfd", "note", f"not on {sys.platform}: use num_workers=0")
+        return Verdict("memfd", "note", f"not on {sys.platform}: use num_workers=0")
     descriptor = os.memfd_create("gigl-doctor")
     try:
         os.ftruncate(descriptor, 1 << 30)
     finally:
         os.close(descriptor)
-    return Finding("memfd", "ok", "shared memory without a name")
+    return Verdict("memfd", "ok", "shared memory without a name")
 
 
-def _seqpacket() -> Finding:
+def _seqpacket() -> Verdict:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         ours.send(b"one")
         ours.send(b"two")
         if theirs.recv(16) != b"one":
-            return Finding("seqpacket sockets", "failed", "boundaries of messages are lost")
-    return Finding("seqpacket sockets", "ok", "boundaries of messages are kept")
+            return Verdict("seqpacket sockets", "failed", "boundaries of messages are lost")
+    return Verdict("seqpacket sockets", "ok", "boundaries of messages are kept")
 
 
-def _shared_memory() -> Finding:
+def _shared_memory() -> Verdict:
     if not Path("/dev/shm").exists():
-        return Finding("/dev/shm", "note", "missing; not used by gigl-loader")
+        return Verdict("/dev/shm", "note", "missing; not used by gigl-loader")
     size = shutil.disk_usage("/dev/shm").total
-    return Finding("/dev/shm", "ok", f"{size / 1e9:.1f} GB; not used by gigl-loader, whatever its size")
+    return Verdict("/dev/shm", "ok", f"{size / 1e9:.1f} GB; not used by gigl-loader, whatever its size")
 
 
-def _open_files() -> Finding:
+def _open_files() -> Verdict:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < 1024:
-        return Finding("open files", "note", f"at most {soft}; raise it with `ulimit -n 4096`")
-    return Finding("open files", "ok", f"at most {soft}")
+        return Verdict("open files", "note", f"at most {soft}; raise it with `ulimit -n 4096`")
+    return Verdict("open files", "ok", f"at most {soft}")
 
 
-def _memory() -> Finding:
+def _memory() -> Verdict:
     free = free_memory()
     text = f"{size_text(free.nbytes)} may still be taken: {free.source}"
     if free.nbytes < _LITTLE_MEMORY:
-        return Finding("memory", "note", f"{text}; features beyond memory are read when they are wanted")
-    return Finding("memory", "ok", text)
+        return Verdict("memory", "note", f"{text}; features beyond memory are read when they are wanted")
+    return Verdict("memory", "ok", text)
 
 
-def _loader() -> Finding:
+def _loader() -> Verdict:
     """Build a ring of 64 nodes and load it through a worker process."""
     import torch
     from torch_geometric.data import Data
@@ -170,5 +170,5 @@ def _loader() -> Finding:
     ) as loader:
         seen = torch.cat([batch.n_id[: batch.batch_size] for batch in loader])
     if not torch.equal(seen, nodes):
-        return Finding("loader", "failed", "an epoch did not deliver every seed once")
-    return Finding("loader", "ok", f"1 worker, {time.perf_counter() - start:.1f} s for start and an epoch")
+        return Verdict("loader", "failed", "an epoch did not deliver every seed once")
+    return Verdict("loader", "ok", f"1 worker, {time.perf_counter() - start:.1f} s for start and an epoch")

@@ -43,7 +43,7 @@ from gigl_loader.graph.verifier import (
     check_split,
     verify_graph,
 )
-from gigl_loader.options import Topology, Verify, check_verify
+from gigl_loader.options import TopologyScope, Verify, check_verify
 
 
 class Graph:
@@ -91,7 +91,7 @@ class Graph:
         where: str | os.PathLike[str] | Folder,
         *,
         parts: Sequence[int] | None = None,
-        topology: Topology = "own",
+        topology: TopologyScope = "own",
         verify: Verify = "lazy",
     ) -> Graph:
         """Open a graph, or only some of its partitions; with topology "all", the others without features.

@@ -9,14 +9,14 @@ from typing import Any
 from gigl_loader.graph.folder import Folder
 from gigl_loader.graph.graph import Graph, folder_at
 from gigl_loader.graph.manifest import Manifest, feature_files, files_of, files_of_part, part_of
-from gigl_loader.options import Topology, Verify
+from gigl_loader.options import TopologyScope, Verify
 
 
 def open_partitions(
     path: str | os.PathLike[str],
     partitions: int | Sequence[int] | None,
     *,
-    topology: Topology = "own",
+    topology: TopologyScope = "own",
     verify: Verify = "lazy",
 ) -> Graph:
     """Open ``partitions`` of the graph at ``path``, by default all that exist there.
@@ -59,7 +59,7 @@ def _part_numbers(partitions: Any) -> list[int]:
     return sorted(set(given))
 
 
-def _present_parts(folder: Folder, manifest: Manifest, topology: Topology) -> list[int]:
+def _present_parts(folder: Folder, manifest: Manifest, topology: TopologyScope) -> list[int]:
     """Return the partitions that are in ``folder``, also incomplete ones: these are damaged, not absent.
 
     With topology "all", partitions of which no features lie there are absent.

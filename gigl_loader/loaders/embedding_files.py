@@ -97,7 +97,7 @@ SHARD_FORMATS: dict[str, ShardFormat] = {"parquet": ParquetShards(), "npy": NpyS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class RankManifest:
     """What one rank of a run has written."""
 
     rank: int
@@ -130,7 +130,7 @@ class EmbeddingRun:
 
     @classmethod
     def beside(
-        cls, earlier: Sequence[Manifest], loader: BaseDistLoader, batches_per_shard: int
+        cls, earlier: Sequence[RankManifest], loader: BaseDistLoader, batches_per_shard: int
     ) -> EmbeddingRun:
         """Return the run of the ranks of now. It begins with the first batch that lacks a row."""
         fresh = state_at(loader.state_dict(), 0, loader._schedule)
@@ -180,7 +180,7 @@ class EmbeddingFolder:
         self._rank = f"{run * _RANKS + rank:05}"
         self._shard_format = shard_format
         self._manifest = path / f"_manifest-{self._rank}-of-{world_size:05}.json"
-        self.earlier: list[Manifest] = []
+        self.earlier: list[RankManifest] = []
         """Of all ranks of earlier runs."""
         self.options: dict[str, Any] | None = None
         """What the rows are made with; ``None`` where nothing was begun."""
@@ -258,7 +258,7 @@ class EmbeddingFolder:
                 shards = [] if found is None else found["shards"]
                 if found is not None:
                     fields = {name: found[name] for name in ("options", "state", "shards", "complete")}
-                    self.earlier.append(Manifest(rank=other, world_size=world_size, **fields))
+                    self.earlier.append(RankManifest(rank=other, world_size=world_size, **fields))
                 if other == rank or has_left:
                     self._remove_unlisted(number, {name for each in shards for name in each["files"]})
                 if has_left:

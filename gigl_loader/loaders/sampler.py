@@ -17,12 +17,12 @@ import torch
 
 from gigl_loader.loaders.arguments import seconds, whole_epoch
 from gigl_loader.loaders.base import BaseDistLoader
+from gigl_loader.loaders.input_new_nodes import read_new_nodes
 from gigl_loader.loaders.input_times import request_alone
 from gigl_loader.loaders.link import DistLinkNeighborLoader
 from gigl_loader.loaders.link_labels import LinkLabels
 from gigl_loader.loaders.neighbor import DistNeighborLoader
-from gigl_loader.loaders.new_nodes import read_new_nodes
-from gigl_loader.loaders.sampler_calls import Call, Turns, close_turns
+from gigl_loader.loaders.sampler_calls import SamplerCall, Turns, close_turns
 from gigl_loader.loaders.seeds_by_type import new_nodes_of
 from gigl_loader.loaders.single_batches import SingleBatches
 from gigl_loader.loaders.stream import BatchPipeline
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from gigl_loader.channel.frame import Frame
     from gigl_loader.loaders.arguments import Fanouts
     from gigl_loader.loaders.dataset import Dataset, NodeDirectory
-    from gigl_loader.loaders.new_nodes import NewNode
+    from gigl_loader.loaders.input_new_nodes import NewNode
     from gigl_loader.options import EdgeType, NodeType
     from gigl_loader.sampling.request import BatchRequest
 
@@ -225,14 +225,14 @@ class Sampler:
 
     def _begin(
         self, timeout: float | None, request: Callable[[], BatchRequest], make: Callable[[Frame], Any]
-    ) -> Call:
+    ) -> SamplerCall:
         if timeout is not None:
             timeout = seconds("timeout", timeout, above_zero=True)
         if self._pid != os.getpid():
             self._forget()
         if self._closed:
             raise RuntimeError(f"{self._loader.name} was closed; make another with dataset.sampler(...)")
-        call = Call(request, make, timeout_s=self._timeout_s if timeout is None else timeout)
+        call = SamplerCall(request, make, timeout_s=self._timeout_s if timeout is None else timeout)
         self._turns.put(call)
         return call
 

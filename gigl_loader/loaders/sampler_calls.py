@@ -37,7 +37,7 @@ _EXIT_S = 1.0
 _OPEN: weakref.WeakSet[Turns] = weakref.WeakSet()
 
 
-class Call:
+class SamplerCall:
     """A call of a sampler: its request, its deadline, and the result that its caller waits for."""
 
     def __init__(
@@ -142,8 +142,8 @@ class Turns:
         self._limit = limit
         self._name = name
         self._changed = threading.Condition()
-        self._waiting: deque[Call] = deque()
-        self._served: set[Call] = set()
+        self._waiting: deque[SamplerCall] = deque()
+        self._served: set[SamplerCall] = set()
         self._threads: list[threading.Thread] = []
         self._sources: list[SingleBatches] = []
         self._idle = 0
@@ -156,7 +156,7 @@ class Turns:
         with self._changed:
             return sum(batches.is_open for batches in self._sources)
 
-    def put(self, call: Call) -> None:
+    def put(self, call: SamplerCall) -> None:
         """Queue a call, and start a thread where none is idle and ``limit`` allows it."""
         with self._changed:
             if self._closed:
@@ -184,7 +184,7 @@ class Turns:
         self._threads.append(thread)
         self._sources.append(batches)
 
-    def take(self) -> Call | None:
+    def take(self) -> SamplerCall | None:
         """Wait for the next call. ``None`` once closed."""
         with self._changed:
             self._idle += 1
@@ -197,7 +197,7 @@ class Turns:
             self._served.add(call)
             return call
 
-    def served(self, call: Call) -> None:
+    def served(self, call: SamplerCall) -> None:
         with self._changed:
             self._served.discard(call)
 

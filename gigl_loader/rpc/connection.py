@@ -28,7 +28,7 @@ from gigl_loader.processes import keep_freed_memory
 from gigl_loader.retry import Backoff
 from gigl_loader.rpc.calls import Cancellation, Cancelled
 from gigl_loader.rpc.refusals import Contact, FaultKind, Refusal, RefusalKind, Retry, rule_of
-from gigl_loader.rpc.reply_stream import ReplyStream, Scratch
+from gigl_loader.rpc.reply_stream import ReplyBuffer, ReplyStream
 from gigl_loader.rpc.tokens import JOB_HEADER
 from gigl_loader.sampling.store import WireCounts
 from gigl_loader.tensors import Layout
@@ -57,7 +57,7 @@ class PooledConnection:
         self.header = header
         """Header text of every call."""
         self.generation = generation
-        self.scratch = Scratch()
+        self.scratch = ReplyBuffer()
         self.idle_since = 0.0
         self.is_new = True
         """Whether no call has used it yet. The service may have closed an older one meanwhile."""

@@ -25,7 +25,7 @@ from gigl_loader.rpc.graph_requests import (
 from gigl_loader.rpc.refusals import TooLarge
 from gigl_loader.rpc.replies import (
     MAX_DRAWN_EDGES,
-    RowReader,
+    RowWriter,
     bounded,
     read_bytes,
     read_edges,
@@ -187,7 +187,7 @@ class RemoteStore:
 
     def _gather(self, request: FeatureRequest, places: Int64Array, out: Sequence[Bytes]) -> None:
         connection = self._connection
-        rows = RowReader(request, places, out, placed=lambda ns: connection.count(placing_ns=ns))
+        rows = RowWriter(request, places, out, placed=lambda ns: connection.count(placing_ns=ns))
         try:
             connection.call(self._encoded(request), rows)
         finally:
@@ -263,7 +263,7 @@ def fetch_file(connection: ReplicaConnection, path: str, first: int, count: int,
     return read_octets(layout, buffer, "bytes", count)
 
 
-class Directory:
+class RemoteDirectory:
     """Node ids by position, and positions by node id. Thread-safe.
 
     Raises as ``ReplicaConnection.call``: ``StorageUnavailable`` after its timeout, ``SamplingError`` where

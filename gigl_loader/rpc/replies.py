@@ -307,7 +307,7 @@ class Outrun(SamplingError):
     """Another reply was complete first, or the call has ended."""
 
 
-class RowReader:
+class RowWriter:
     """Writes the rows of one request to their places. It is called once for each reply, from any thread.
 
     The first reply is written straight to its places, chunk by chunk. A reply that comes while another is

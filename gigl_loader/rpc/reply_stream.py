@@ -30,7 +30,7 @@ class ReplySource(Protocol):
         """Read the checksum that follows the payload, and return whether it matches."""
 
 
-class Scratch:
+class ReplyBuffer:
     """Memory for pieces of replies, kept from one reply to the next, so that it stays in the CPU caches."""
 
     _MAX_KEPT = 4 << 20
@@ -55,7 +55,7 @@ class ReplyStream:
     """One reply. Read all of its bytes once, in order, then call ``finish``."""
 
     def __init__(
-        self, source: ReplySource, nbytes: int, scratch: Scratch, heard: Callable[[], None] = lambda: None
+        self, source: ReplySource, nbytes: int, scratch: ReplyBuffer, heard: Callable[[], None] = lambda: None
     ) -> None:
         """``heard`` is called for each part that has come."""
         self._source = source

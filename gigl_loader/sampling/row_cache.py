@@ -6,6 +6,10 @@ network (the idea is that of static feature caches by degree: PaGraph, Lin et al
 
 The cache is filled once, when hosts have found each other, and never changes: it decides from where
 a row comes, not what it is. It lies in one memory file that all ranks and workers of the host map.
+
+A ``FeatureCache`` cannot replace it, nor the reverse. That one follows the next batches of one loader, in the
+process that knows them. This one stands before a ``NeighborStore``: it also serves workers that gather rows
+by themselves, single batches and queries, and takes no lock.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_grap
 from gigl_loader.rpc import request_reader as wire_texts
 from gigl_loader.rpc.credentials import Caller, Credentials
 from gigl_loader.rpc.graph_requests import MAX_TEXTS, FindTextsRequest, TextsRequest, encode_graph_request
-from gigl_loader.rpc.remote_store import Directory
+from gigl_loader.rpc.remote_store import RemoteDirectory
 from gigl_loader.rpc.replicas import connection_to
 from gigl_loader.rpc.tokens import Token
 from gigl_server.peer_server import PeerServer, build_server
@@ -82,13 +82,13 @@ def server(graph: Graph, ports: list[DataPort]) -> Iterator[PeerServer]:
 
 
 @pytest.fixture
-def honest(graph: Graph, server: PeerServer) -> Iterator[Directory]:
+def honest(graph: Graph, server: PeerServer) -> Iterator[RemoteDirectory]:
     connection = connection_to(server.endpoint, Caller(token=TOKEN), timeout_s=SOON_S)
-    yield Directory(connection, schema=graph.schema, digest=graph.manifest.digest)
+    yield RemoteDirectory(connection, schema=graph.schema, digest=graph.manifest.digest)
     connection.close()
 
 
-def works(honest: Directory, number: int) -> None:
+def works(honest: RemoteDirectory, number: int) -> None:
     assert honest.texts("node", np.array([number])) == [TEXTS[number]]
     assert honest.find_texts("node", [TEXTS[number], "unknown"]).tolist() == [number, -1]
 
@@ -100,7 +100,7 @@ def is_idle(port: DataPort) -> bool:
 
 @pytest.mark.slow
 def test_bombs_of_texts_hold_up_no_other_caller_and_end_with_theirs(
-    server: PeerServer, ports: list[DataPort], honest: Directory, requests: dict[str, bytes]
+    server: PeerServer, ports: list[DataPort], honest: RemoteDirectory, requests: dict[str, bytes]
 ) -> None:
     [port] = ports
     ending = Event()
@@ -134,7 +134,7 @@ def test_bombs_of_texts_hold_up_no_other_caller_and_end_with_theirs(
 def test_texts_of_a_slow_disk_are_not_read_for_a_caller_that_is_gone(
     server: PeerServer,
     ports: list[DataPort],
-    honest: Directory,
+    honest: RemoteDirectory,
     requests: dict[str, bytes],
     monkeypatch: pytest.MonkeyPatch,
     *,

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import gigl_loader
 from gigl_loader.cli import checkup
 from gigl_loader.cli.app import build_app
-from gigl_loader.cli.checkup import Finding, examine
+from gigl_loader.cli.checkup import Verdict, examine
 from gigl_loader.cli.errors import DEBUG_VARIABLE, exit_code, one_line, reported
 from gigl_loader.cli.options import grouped
 from gigl_loader.errors import FormatError, SamplingError
@@ -207,7 +207,7 @@ def test_the_doctor_tells_the_memory_limit(monkeypatch: pytest.MonkeyPatch, free
 
 
 def test_the_doctor_fails_where_a_check_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [Finding("memfd", "failed", "OSError: no"), Finding("torch", "ok", "2")]
+    found = [Verdict("memfd", "failed", "OSError: no"), Verdict("torch", "ok", "2")]
     monkeypatch.setattr("gigl_loader.cli.checkup.examine", lambda: found)
     result = CliRunner().invoke(build_app(), ["doctor", "--json"])
     assert result.exit_code == 1

@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigl_loader.errors import FormatError
-from gigl_loader.partition.glt.tensors import Rows, Source, saved_tensor, tensor_stream
+from gigl_loader.partition.glt.tensors import ByteSource, Rows, saved_tensor, tensor_stream
 
 
 def private_bytes() -> int:
@@ -82,7 +82,7 @@ def test_tensors_of_every_dtype(tmp_path: Path, dtype: str) -> None:
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_pickle_or_an_error(data: bytes) -> None:
     with contextlib.suppress(pickle.UnpicklingError):
-        Source(memoryview(data)).load()
+        ByteSource(memoryview(data)).load()
 
 
 @given(
@@ -98,7 +98,7 @@ def test_any_bytes_are_a_pickle_or_an_error(data: bytes) -> None:
     st.integers(2, 5),
 )
 def test_pickles_of_plain_values_are_read_as_python_reads_them(value: Any, protocol: int) -> None:
-    source = Source(memoryview(pickle.dumps(value, protocol)))
+    source = ByteSource(memoryview(pickle.dumps(value, protocol)))
     assert source.load() == value
     assert source.at_end
 

@@ -15,8 +15,7 @@ from gigl_client.receiver import Receiver, Scratch
 from gigl_loader.errors import FormatError, SamplingError
 from gigl_loader.native import DataClient
 from gigl_loader.rpc.graph_store_pb2 import SampleReply
-from gigl_loader.rpc.reply_stream import MAX_INLINE_BYTES, ReplyStream
-from gigl_loader.rpc.reply_stream import Scratch as ReplyScratch
+from gigl_loader.rpc.reply_stream import MAX_INLINE_BYTES, ReplyBuffer, ReplyStream
 from gigl_server.sampling.frame_maker import FrameMaker
 from gigl_server.sampling.scheduler import Scheduler
 from tests.support.leftovers import wait_until
@@ -185,6 +184,6 @@ def test_a_trainer_reads_no_other_bytes(data: bytes, said: int) -> None:
         client = DataClient("127.0.0.1", liar.port)
         client.connect(20)
         _, nbytes, _ = client.call(b"", b"", 20)
-        arrival = receiver.read(sent, ReplyStream(client, nbytes, ReplyScratch()))
+        arrival = receiver.read(sent, ReplyStream(client, nbytes, ReplyBuffer()))
     with pytest.raises(FormatError, match=f"{len(data)} bytes in a reply, said to be a frame of {said}"):
         receiver.frame(sent, arrival, Scratch())

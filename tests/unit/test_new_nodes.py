@@ -26,7 +26,7 @@ from gigl_loader.graph import Graph
 from gigl_loader.graph.folder import MemoryFolder
 from gigl_loader.graph.quantization import Quantization
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE
-from gigl_loader.loaders.new_nodes import read_new_nodes
+from gigl_loader.loaders.input_new_nodes import read_new_nodes
 from gigl_loader.partition import ArrayTable, GraphTables, NodeTable, build_graph
 from gigl_loader.resources import FreeMemory
 from gigl_loader.rpc.graph_store_pb2 import SampleRequest

@@ -259,7 +259,7 @@ def test_findings_of_audit(text: str) -> None:
 def test_findings_of_doctor(text: str) -> None:
     with (
         output() as written,
-        mock.patch.object(checkup, "examine", return_value=[checkup.Finding(text, "ok", text)]),
+        mock.patch.object(checkup, "examine", return_value=[checkup.Verdict(text, "ok", text)]),
     ):
         doctor.doctor(disk=None, json=False)
     check_shown(written.getvalue(), text)

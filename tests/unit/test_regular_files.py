@@ -33,7 +33,7 @@ from gigl_loader.partition.remote_files import RemotePlace, RemoteSource
 from gigl_loader.partition.steps.index import add_indexes
 from gigl_loader.regular_files import open_regular, read_whole
 from gigl_loader.rpc import replies, server_process
-from gigl_loader.rpc.reply_stream import ReplyStream, Scratch
+from gigl_loader.rpc.reply_stream import ReplyBuffer, ReplyStream
 from gigl_loader.rpc.secret_files import cluster_key_in, pem_in, token_in
 from gigl_server.config import read_yaml
 from gigl_server.partitions.adoption import write_durable
@@ -320,7 +320,7 @@ def test_a_reply_is_bounded_by_what_was_asked_for() -> None:
             raise AssertionError
 
     for nbytes, most in ((HUGE, 1 << 20), (8 << 30, 8 << 30)):
-        reply = ReplyStream(NoSource(), nbytes, Scratch())
+        reply = ReplyStream(NoSource(), nbytes, ReplyBuffer())
         with pytest.raises(FormatError, match=f"of {nbytes} bytes; at most"):
             replies.bounded(most)(reply)
 

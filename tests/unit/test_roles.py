@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gigl_loader import DistDataset
-from gigl_loader.cli.build_options import TableOptions, UnknownIds
+from gigl_loader.cli.build_options import TableOptions, UnknownIdHandling
 from gigl_loader.cli.printed_command import Change, passing_changes, with_options
 from gigl_loader.graph import Graph
 from gigl_loader.partition import ColumnOptions, open_table
@@ -341,4 +341,4 @@ def test_options_of_several_refusals_are_put_together() -> None:
         *("--rename", "node,to,node:n_id=edge_n_id"),
     ]
     assert passing_changes(given, Change(["--drop", "nothing"])) == []
-    assert with_options(given, Change(["--unknown-ids", "add"])).unknown_ids is UnknownIds.add
+    assert with_options(given, Change(["--unknown-ids", "add"])).unknown_ids is UnknownIdHandling.add

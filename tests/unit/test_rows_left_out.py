@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigl_loader import DistDataset
-from gigl_loader.cli.build_options import Kept, TableOptions, UnknownIds
+from gigl_loader.cli.build_options import Kept, TableOptions, UnknownIdHandling
 from gigl_loader.cli.table_options import open_tables
 from gigl_loader.graph import Graph, MemoryFolder
 from gigl_loader.graph.schema import EdgeSplits
@@ -168,7 +168,7 @@ def tables_of_many(folder: Path, **options: Any) -> GraphTables:
 def test_tasks_and_limits_change_no_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unknown: str, processes: int
 ) -> None:
-    options = {"unknown_ids": UnknownIds(unknown), "duplicates": Kept.drop, "self_loops": Kept.drop}
+    options = {"unknown_ids": UnknownIdHandling(unknown), "duplicates": Kept.drop, "self_loops": Kept.drop}
     monkeypatch.setattr(runner_module, "_FEW_ROWS", 100)
     built: list[dict[str, bytes]] = []
     left_out: list[Any] = []

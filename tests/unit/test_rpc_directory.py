@@ -21,7 +21,7 @@ from gigl_loader.rpc.graph_requests import (
     ManifestRequest,
     encode_graph_request,
 )
-from gigl_loader.rpc.remote_store import Directory, fetch_manifest
+from gigl_loader.rpc.remote_store import RemoteDirectory, fetch_manifest
 from gigl_loader.rpc.replicas import connection_to
 from gigl_loader.tensors import Layout, spec_of
 from tests.support.peers import CALLER, TOKEN, served
@@ -59,11 +59,11 @@ class Served(NamedTuple):
     endpoint: Endpoint
 
     @contextmanager
-    def asking(self, **changes: Any) -> Iterator[Directory]:
+    def asking(self, **changes: Any) -> Iterator[RemoteDirectory]:
         connection = connection_to(self.endpoint, CALLER, timeout_s=10)
         given = {"schema": self.graph.schema, "digest": self.graph.manifest.digest, **changes}
         try:
-            yield Directory(connection, **given)
+            yield RemoteDirectory(connection, **given)
         finally:
             connection.close()
 

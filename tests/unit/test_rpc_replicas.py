@@ -16,8 +16,8 @@ from gigl_loader.rpc.credentials import Caller
 from gigl_loader.rpc.holders import Holders
 from gigl_loader.rpc.remote_store import RemoteStore
 from gigl_loader.rpc.replicas import Replicas
-from gigl_loader.rpc.replies import RowReader, row_layout
-from gigl_loader.rpc.reply_stream import ReplyStream, Scratch
+from gigl_loader.rpc.replies import RowWriter, row_layout
+from gigl_loader.rpc.reply_stream import ReplyBuffer, ReplyStream
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.store import FeatureRequest
 from gigl_server.ports.queries import Queries
@@ -195,13 +195,13 @@ class Reply:
         return bool((self._data == self._sent).all())
 
     def stream(self) -> ReplyStream:
-        return ReplyStream(self, len(self._data), Scratch())
+        return ReplyStream(self, len(self._data), ReplyBuffer())
 
 
 class Reading:
     """A thread that reads a reply."""
 
-    def __init__(self, reader: RowReader, reply: Reply) -> None:
+    def __init__(self, reader: RowWriter, reply: Reply) -> None:
         self.error: Exception | None = None
         self.reply = reply
         self._reader = reader
@@ -227,15 +227,15 @@ def out() -> np.ndarray[Any, Any]:
 
 
 @pytest.fixture
-def reader(out: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch) -> RowReader:
+def reader(out: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch) -> RowWriter:
     header = row_layout({"x": EXPECTED.shape[1]}, len(EXPECTED)).header
     monkeypatch.setattr("gigl_loader.rpc.replies.CHUNK_BYTES", len(header) + 2 * EXPECTED.shape[1])
-    return RowReader(REQUEST, np.arange(3, dtype=np.int64), [out], placed=lambda ns: None)
+    return RowWriter(REQUEST, np.arange(3, dtype=np.int64), [out], placed=lambda ns: None)
 
 
 @pytest.mark.parametrize("damaged", [False, True])
 def test_the_second_reply_wins_and_the_first_writes_nothing_more(
-    reader: RowReader, out: np.ndarray[Any, Any], *, damaged: bool
+    reader: RowWriter, out: np.ndarray[Any, Any], *, damaged: bool
 ) -> None:
     first = Reading(reader, Reply(damaged=damaged))
     second = Reading(reader, Reply())
@@ -247,7 +247,7 @@ def test_the_second_reply_wins_and_the_first_writes_nothing_more(
 
 
 def test_the_first_reply_wins_and_the_second_writes_nothing(
-    reader: RowReader, out: np.ndarray[Any, Any]
+    reader: RowWriter, out: np.ndarray[Any, Any]
 ) -> None:
     first = Reading(reader, Reply())
     second = Reading(reader, Reply())
@@ -259,7 +259,7 @@ def test_the_first_reply_wins_and_the_second_writes_nothing(
 
 
 def test_a_damaged_reply_loses_to_a_whole_one_in_either_place(
-    reader: RowReader, out: np.ndarray[Any, Any]
+    reader: RowWriter, out: np.ndarray[Any, Any]
 ) -> None:
     first = Reading(reader, Reply(damaged=True))
     second = Reading(reader, Reply(damaged=True))
@@ -270,7 +270,7 @@ def test_a_damaged_reply_loses_to_a_whole_one_in_either_place(
     assert (out == EXPECTED).all()
 
 
-def test_nothing_is_written_after_the_end_of_the_call(reader: RowReader, out: np.ndarray[Any, Any]) -> None:
+def test_nothing_is_written_after_the_end_of_the_call(reader: RowWriter, out: np.ndarray[Any, Any]) -> None:
     readings = [Reading(reader, Reply()) for _ in range(3)]
     reader.close()
     out[:] = 7

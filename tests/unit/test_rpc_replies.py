@@ -23,7 +23,7 @@ from gigl_loader.rpc.replies import (
     row_layout,
     split_document,
 )
-from gigl_loader.rpc.reply_stream import ReplyStream, Scratch
+from gigl_loader.rpc.reply_stream import ReplyBuffer, ReplyStream
 from gigl_loader.sampling.store import DrawRule, FeatureRequest, NeighborRequest, Neighbors
 from gigl_loader.tensors import Layout, spec_of
 
@@ -66,7 +66,7 @@ class Source:
 
 
 def reply_of(data: npt.NDArray[np.uint8], nbytes: int | None = None) -> ReplyStream:
-    return ReplyStream(Source(data.tobytes()), len(data) if nbytes is None else nbytes, Scratch())
+    return ReplyStream(Source(data.tobytes()), len(data) if nbytes is None else nbytes, ReplyBuffer())
 
 
 def assembled(*pieces: npt.NDArray[np.uint8], total: int | None = None) -> tuple[Layout, Any]:
@@ -82,7 +82,9 @@ def document(**arrays: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 def test_a_server_is_heard_of_while_its_reply_comes() -> None:
     """One that sends an array of any size is slow at most."""
     data, heard = np.arange(3 << 18, dtype=np.uint8), []
-    reply = ReplyStream(Source(data.tobytes()), len(data), Scratch(), lambda: heard.append(reply.received))
+    reply = ReplyStream(
+        Source(data.tobytes()), len(data), ReplyBuffer(), lambda: heard.append(reply.received)
+    )
     out = np.empty_like(data)
     reply.read(out)
     assert (out == data).all()

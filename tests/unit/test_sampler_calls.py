@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gigl_loader import DistDataset
-from gigl_loader.loaders.sampler_calls import Call
+from gigl_loader.loaders.sampler_calls import SamplerCall
 from tests.support.pyg_graphs import graph_of, homogeneous
 from tests.support.thread_ranks import run_ranks
 
@@ -148,7 +148,7 @@ def test_a_call_that_is_late_opens_no_source(gives_up: bool) -> None:
             time.sleep(0.05)
 
     batches: Any = Batches()
-    call = Call(request, lambda frame: frame, timeout_s=WAIT_S if gives_up else 0.02)
+    call = SamplerCall(request, lambda frame: frame, timeout_s=WAIT_S if gives_up else 0.02)
     call.serve(batches)
     assert not batches.is_open
     text = (

@@ -16,9 +16,9 @@ from gigl_loader.partition.build import build_graph
 from gigl_loader.partition.glt.layout import (
     Edges,
     FeatureFiles,
+    GltLayout,
     JoinedTable,
     LabelledTable,
-    Layout,
     TensorTable,
 )
 from gigl_loader.partition.glt.tensors import Rows, saved_tensor
@@ -125,7 +125,7 @@ def import_glt(
         raise ValueError(f"{target} holds the directory to import: give another name")
     (refuse_other_than_graph_at if overwrite else refuse_existing)(target)
     source = _Import(
-        Layout(root),
+        GltLayout(root),
         labels=labels or {},
         splits=splits or {},
         budget=Budget(available_memory() // 2 if memory_limit is None else memory_limit),
@@ -163,7 +163,7 @@ class _Import:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: GltLayout,
         *,
         labels: Mapping[NodeType, str | os.PathLike[str]],
         splits: Mapping[NodeType, Mapping[str, Sequence[str | os.PathLike[str]]]],

@@ -13,7 +13,7 @@ import numpy as np
 from gigl_loader.arrays import Array, Int64Array, first_true
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import HOMOGENEOUS_EDGE, HOMOGENEOUS_NODE, EdgeType, NodeType
-from gigl_loader.partition.glt.tensors import Rows, Source, saved_tensor, tensor_stream
+from gigl_loader.partition.glt.tensors import ByteSource, Rows, saved_tensor, tensor_stream
 from gigl_loader.partition.readers import Kind, Table, numbered
 from gigl_loader.partition.views import TableView
 from gigl_loader.regular_files import open_regular
@@ -37,7 +37,7 @@ Edges: TypeAlias = "Mapping[str, Rows]"
 """Edges of one type in one partition: ``src`` and ``dst``, and ``id`` and ``weight`` if there are any."""
 
 
-class Layout:
+class GltLayout:
     """The directory: what its META says, and the files of each type."""
 
     def __init__(self, root: Path) -> None:
@@ -123,7 +123,7 @@ class _Meta:
         with open(open_regular(path), "rb") as file:
             data = file.read(_MAX_META_BYTES)
         try:
-            found = Source(memoryview(data), max_bytes=_MAX_META_BYTES).load()
+            found = ByteSource(memoryview(data), max_bytes=_MAX_META_BYTES).load()
         except pickle.UnpicklingError as error:
             raise FormatError(f"{path}: {error}") from None
         if not isinstance(found, dict):

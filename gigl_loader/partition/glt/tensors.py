@@ -56,7 +56,7 @@ class DumpedTensor(NamedTuple):
     """View of the pickle's buffer. bfloat16 is carried as uint16."""
 
 
-class Source:
+class ByteSource:
     """Bytes that pickles are read from, one after the other.
 
     Raises ``pickle.UnpicklingError`` where they end early, or are no pickle of plain values and tensors.
@@ -166,7 +166,7 @@ class _Unpickler(_PythonUnpickler):  # type: ignore[misc]
     No instruction makes an object or sets an attribute, and the only calls are those of ``_FUNCTIONS``.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ByteSource) -> None:
         super().__init__(source)
         self._source = source
 
@@ -232,7 +232,7 @@ def _storage(call: Any) -> tuple[str, memoryview]:
     """Return dtype and elements of a storage in the format before archives."""
     if not (isinstance(call, _StorageCall) and isinstance(call.data, memoryview)):
         raise pickle.UnpicklingError("damaged: a tensor without a storage")
-    source = Source(call.data)
+    source = ByteSource(call.data)
     magic, version, system, stored, keys = (source.load() for _ in range(5))
     if magic != _LEGACY_MAGIC or version != _LEGACY_VERSION:
         raise pickle.UnpicklingError("a storage of an unknown format")
@@ -321,7 +321,7 @@ def tensor_stream(path: Path) -> Rows:
     mapped = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
     whole = mapped.numpy()
     watch_map(whole, whole, str(path))
-    source = Source(whole.data)
+    source = ByteSource(whole.data)
     columns: list[Column] = []
     blocks: list[Array] = []
     while not source.at_end:

@@ -26,7 +26,7 @@ _Key = tuple[str, bool, bool]
 _OBJECTS_BYTES = 1 << 16  # Size of a sampler without scratch memory.
 
 
-class Scratch:
+class EdgeAllowances:
     """Allowances of edges, so that all batches under way fit the scratch memory. Under the service's lock.
 
     The number of edges of a batch is known only when it is drawn. So each channel has an allowance: a batch

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gigl_server.admission import Identity, Limits
     from gigl_server.frames.store import BufferPool, FrameStore
     from gigl_server.sampling.frame_maker import SharedFrames
-    from gigl_server.sampling.sampler_pool import Scratch
+    from gigl_server.sampling.sampler_pool import EdgeAllowances
     from gigl_server.sessions.channel import Channel, SampleTask
 
 DURATIONS = ("waiting", "sampling")
@@ -48,7 +48,7 @@ class Scheduler:
         shared: SharedFrames,
         *,
         limits: Limits,
-        scratch: Scratch,
+        scratch: EdgeAllowances,
         clock: Callable[[], float],
         grant_of: Callable[[Identity], Grant] = lambda _: EVERYTHING,
     ) -> None:

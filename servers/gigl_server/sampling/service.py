@@ -19,7 +19,7 @@ from gigl_server.admission import LOCAL, Identity, Limits, Quota
 from gigl_server.frames.store import BufferPool, FrameStore
 from gigl_server.sampling.frame_maker import FrameMaker, SharedFrames, request_key
 from gigl_server.sampling.journal import Journal
-from gigl_server.sampling.sampler_pool import SamplerPool, Scratch
+from gigl_server.sampling.sampler_pool import EdgeAllowances, SamplerPool
 from gigl_server.sampling.scheduler import Scheduler
 from gigl_server.sampling.time_slices import extra_threads, places
 from gigl_server.sampling.worker_pool import Housekeeper, WorkerPool
@@ -138,7 +138,7 @@ class SamplingService:
             clock=clock,
         )
         most_threads = workers * (1 if graph.is_whole else THREADS_PER_WORKER)
-        scratch = Scratch(self.limits, places(most_threads), clock)
+        scratch = EdgeAllowances(self.limits, places(most_threads), clock)
         self._scheduler = Scheduler(
             self._lock,
             self.frames,

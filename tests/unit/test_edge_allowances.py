@@ -10,7 +10,7 @@ import pytest
 
 from gigl_loader.sampling.costs import SCRATCH_BYTES_PER_EDGE, BatchBounds, BatchTooLarge
 from gigl_server.admission import Limits
-from gigl_server.sampling.sampler_pool import Scratch
+from gigl_server.sampling.sampler_pool import EdgeAllowances
 from tests.support.store_service import Clock
 
 MEMORY = 1 << 30
@@ -29,11 +29,11 @@ class _Hashable:
         self.channel, self.allowance = made.channel, 0
 
 
-def scratch(threads: int = 4, clock: Clock | None = None) -> Scratch:
-    return Scratch(Limits(memory=MEMORY), threads, clock or Clock())
+def scratch(threads: int = 4, clock: Clock | None = None) -> EdgeAllowances:
+    return EdgeAllowances(Limits(memory=MEMORY), threads, clock or Clock())
 
 
-def begun(of: Scratch, allowance: int) -> Any:
+def begun(of: EdgeAllowances, allowance: int) -> Any:
     each = task(allowance)
     assert of.admits(each)
     each.channel.queue.popleft()
