@@ -262,14 +262,16 @@ class DistDataset(GraphQueries):
         self._check_open()
         if self._membership is None:
             return self._graph.split(node_type, split)
-        return self._membership.split(self._graph, node_type, split)
+        timeout_s = self._membership.timeout_s
+        return self._membership.peers.split(self._graph, node_type, split, timeout_s=timeout_s)
 
     def _edge_list(self, edge_type: EdgeType) -> EdgeList:
         self._check_open()
         if self._membership is None:
             parts = range(self.schema.num_partitions)
             return EdgeList.joined([edges_of(self._graph, edge_type, part) for part in parts])
-        return self._membership.edges(self._graph, edge_type)
+        timeout_s = self._membership.timeout_s
+        return self._membership.peers.edges(self._graph, edge_type, timeout_s=timeout_s)
 
     def _open_store(self) -> PartitionedStore:
         from gigl_loader.sampling.partitioned import PartitionedStore
@@ -277,7 +279,7 @@ class DistDataset(GraphQueries):
         self._check_open()
         if self._membership is None:
             return PartitionedStore.whole(self._graph)
-        store = self._membership.open_store(self._graph)
+        store = self._membership.peers.open_store(self._graph, timeout_s=self._membership.timeout_s)
         self._stores.add(store)
         return store
 
@@ -433,34 +435,18 @@ class DistDataset(GraphQueries):
         )
 
     def _inline_source(self, request: SourceRequest) -> InlineSource:
-        channel_bytes = request.workers.frame_bytes(ranks=request.topology.local_world_size)
-        if self._membership is None:
-            sampler = request.plan.open(
-                self._graph,
-                shared=request.shared,
-                deferred=request.has_deferred_features,
-                new_nodes=request.interactive,
-            )
-            check = self._graph.verifier.check
-            return InlineSource(
-                sampler,
-                request.schedule,
-                channel_bytes=channel_bytes,
-                check=check,
-                memory=request.memory,
-                spans=request.spans,
-            )
-        store = self._store_of_loader(request)
+        store = None if self._membership is None else self._store_of_loader(request)
+        sampler = request.plan.open(
+            self._graph,
+            store,
+            shared=request.shared,
+            deferred=request.has_deferred_features,
+            new_nodes=request.interactive,
+        )
         return InlineSource(
-            request.plan.open(
-                self._graph,
-                store,
-                shared=request.shared,
-                deferred=request.has_deferred_features,
-                new_nodes=request.interactive,
-            ),
+            sampler,
             request.schedule,
-            channel_bytes=channel_bytes,
+            channel_bytes=request.workers.frame_bytes(ranks=request.topology.local_world_size),
             store=store,
             check=self._graph.verifier.check,
             memory=request.memory,

@@ -25,7 +25,6 @@ from gigl_loader.graph.manifest import (
     ids_path,
     node_times_path,
     nodes_path,
-    part_of,
     splits_path,
     text_ids_path,
     timed_weights_path,
@@ -148,12 +147,6 @@ class Graph:
         """Bytes of all objects in ``derived``."""
         alive = (reference() for reference in self.derived.valuerefs())
         return sum(each.nbytes for each in alive if each is not None)
-
-    @property
-    def damaged_parts(self) -> tuple[int, ...]:
-        """Opened partitions of which a file is known to be damaged, ascending: all, where they share it."""
-        parts = {part_of(name) for name in [*self.verifier.damage]}
-        return self.parts if None in parts else tuple(part for part in self.parts if part in parts)
 
     @property
     def is_whole(self) -> bool:

@@ -22,12 +22,8 @@ from gigl_loader.topology import Topology, machine_id, own_address
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gigl_loader.arrays import Int64Array
     from gigl_loader.graph.graph import Graph
     from gigl_loader.hosts.rendezvous import Rendezvous
-    from gigl_loader.options import EdgeType, NodeType
-    from gigl_loader.sampling.partitioned import PartitionedStore
-    from gigl_loader.sampling.store import EdgeList
 
 
 logger = logging.getLogger(__name__)
@@ -58,7 +54,8 @@ class HostGroup:
         self._cache = cache
         self._meeting = meeting
         self._service = service
-        self._timeout = timeout
+        self.timeout_s = timeout
+        """Of each step that waits for other hosts."""
         self._closed = False
 
     @classmethod
@@ -116,18 +113,6 @@ class HostGroup:
         graph.notes[PEERS] = peers.to_json()
         return cls(meeting, peers, service, cache, timeout)
 
-    def edges(self, graph: Graph, edge_type: EdgeType) -> EdgeList:
-        """Return all edges of a type over all partitions, by ascending edge id."""
-        return self.peers.edges(graph, edge_type, timeout_s=self._timeout)
-
-    def open_store(self, graph: Graph) -> PartitionedStore:
-        """Return a store of all partitions. The caller closes it."""
-        return self.peers.open_store(graph, timeout_s=self._timeout)
-
-    def split(self, graph: Graph, node_type: NodeType, name: str) -> Int64Array:
-        """Return the positions of a split over all partitions, int64 [N], by ascending node id."""
-        return self.peers.split(graph, node_type, name, timeout_s=self._timeout)
-
     def close(self, *, wait: bool) -> None:
         """Leave the group. Local rank 0 ends the host's service; with ``wait``, after all ranks have left.
 
@@ -148,14 +133,14 @@ class HostGroup:
 
     def _leave(self, *, wait: bool) -> None:
         self._meeting.tell("left", True)
-        if not wait or wait_for(self._all_left, min(_FIRST_NOTICE_S, self._timeout)):
+        if not wait or wait_for(self._all_left, min(_FIRST_NOTICE_S, self.timeout_s)):
             return
         logger.info("serving until %s close the dataset, too", self._still_there())
-        if not wait_for(self._all_left, max(self._timeout - _FIRST_NOTICE_S, 0)):
+        if not wait_for(self._all_left, max(self.timeout_s - _FIRST_NOTICE_S, 0)):
             logger.warning(
                 "%s did not close the dataset within %g s: no longer serving them",
                 self._still_there(),
-                self._timeout,
+                self.timeout_s,
             )
 
     def _all_left(self) -> bool:

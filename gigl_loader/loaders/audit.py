@@ -22,10 +22,8 @@ from gigl_loader.loaders.dataset import check_dataset
 from gigl_loader.loaders.link import DistLinkNeighborLoader
 from gigl_loader.loaders.replay import Replay
 from gigl_loader.loaders.single_batches import SingleBatches
-from gigl_loader.options import StoreOptions, WorkerOptions, whole_number
-from gigl_loader.sampling.schedule import OneBatch
+from gigl_loader.options import whole_number
 from gigl_loader.sampling.source import SourceRequest
-from gigl_loader.topology import Topology
 
 if TYPE_CHECKING:
     from gigl_loader.arrays import Int64Array
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
     from gigl_loader.loaders.dataset import Dataset
     from gigl_loader.loaders.replay import Recording
     from gigl_loader.options import EdgeType
-    from gigl_loader.sampling.plan import BatchPlan
     from gigl_loader.sampling.request import BatchRequest
     from gigl_loader.sampling.schedule import Schedule
 
@@ -124,7 +121,8 @@ def audit_ledgers(
     for recording in recordings:
         with Replay(recording, dataset, allowed_samplers=allowed_samplers, timeout_s=timeout_s) as replay:
             if run is None:
-                request = _request_of(audited_plan(replay.plan, dataset.schema), timeout_s)
+                plan = audited_plan(replay.plan, dataset.schema)
+                request = SourceRequest.single(plan, name="audit", timeout_s=timeout_s)
                 run = _Run(dataset, request, {}, chosen, num_entries=replay.num_entries)
             is_uneven = (recording.run.get("world_size") or 1) > 1
             for each in recording.chosen:  # A resumed run records some batches twice.
@@ -156,19 +154,6 @@ def _splits(dataset: Dataset, checks: Collection[Check], show: Progress) -> tupl
 
 def _in_order(*findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(chain(*findings), key=lambda each: CHECKS.index(each.check)))
-
-
-def _request_of(plan: BatchPlan, timeout_s: float) -> SourceRequest:
-    return SourceRequest(
-        plan=plan,
-        schedule=OneBatch(run_seed=plan.run_seed),
-        name="audit",
-        num_workers=0,
-        workers=WorkerOptions(),
-        store=StoreOptions(),
-        timeout_s=timeout_s,
-        topology=Topology.without_asking(),
-    )
 
 
 @dataclass(frozen=True, slots=True)

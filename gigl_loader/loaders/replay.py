@@ -25,13 +25,11 @@ from gigl_loader.loaders.ledger import (
 from gigl_loader.loaders.ledger_file import BEGIN, read_lines
 from gigl_loader.loaders.single_batches import SingleBatches
 from gigl_loader.native import draws
-from gigl_loader.options import StoreOptions, WorkerOptions
 from gigl_loader.regular_files import open_regular
 from gigl_loader.sampling.plans import read_plan
 from gigl_loader.sampling.request import BatchRequest
-from gigl_loader.sampling.schedule import OneBatch, Schedule
+from gigl_loader.sampling.schedule import Schedule
 from gigl_loader.sampling.source import SourceRequest
-from gigl_loader.topology import Topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -209,16 +207,8 @@ class Replay:
             raise ValueError(f"the plan of {recording.path} does not fit this graph: {error}") from None
         self._read_input(shuffle=settings.get("shuffle") is True)
         self._digests = FrameDigests()
-        request = SourceRequest(
-            plan=self._plan,
-            schedule=OneBatch(run_seed=self._plan.run_seed),
-            name=f"replay of {recording.path.name}",
-            num_workers=0,
-            workers=WorkerOptions(),
-            store=StoreOptions(),
-            timeout_s=timeout_s,
-            topology=Topology(),
-        )
+        name = f"replay of {recording.path.name}"
+        request = SourceRequest.single(self._plan, name=name, timeout_s=timeout_s)
         self._batches = SingleBatches(dataset.open_source, request)
 
     def _read_input(self, *, shuffle: bool) -> None:

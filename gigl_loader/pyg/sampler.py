@@ -22,16 +22,13 @@ from gigl_loader.loaders.link import read_negatives
 from gigl_loader.loaders.neighbor import sampler_arguments
 from gigl_loader.loaders.single_batches import SingleBatches
 from gigl_loader.loaders.transfer import transfer_to
-from gigl_loader.options import StoreOptions, WorkerOptions
 from gigl_loader.pyg.dataset import NodeIndex, check_pickled, check_process, close_at_exit
 from gigl_loader.sampling.khop import KHop, reversed_edge_types
 from gigl_loader.sampling.plan import BatchPlan
 from gigl_loader.sampling.plans.link import LinkPlan
 from gigl_loader.sampling.plans.neighbor import KHopNeighborSamplerOptions
 from gigl_loader.sampling.request import SEED, SEED_TIME, TIME, BatchRequest
-from gigl_loader.sampling.schedule import OneBatch
 from gigl_loader.sampling.source import SourceRequest
-from gigl_loader.topology import Topology
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -151,16 +148,7 @@ class PlanBatches:
         self.collate = Collator.of(dataset.schema, plan, asked)
         """Makes ``Data`` or ``HeteroData`` of the tensors of a batch."""
         self._transfer = transfer_to(torch.device("cpu"), non_blocking=True)
-        request = SourceRequest(
-            plan=plan,
-            schedule=OneBatch(run_seed=plan.run_seed),
-            name="GiglSampler",
-            num_workers=0,
-            workers=WorkerOptions(),
-            store=StoreOptions(),
-            timeout_s=timeout_s,
-            topology=Topology.without_asking(),
-        )
+        request = SourceRequest.single(plan, name="GiglSampler", timeout_s=timeout_s)
         self._single = SingleBatches(dataset.open_source, request)
 
     def draw(self, columns: Mapping[str, Int64Array], places: Any, epoch: int) -> FrameTensors:

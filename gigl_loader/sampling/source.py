@@ -15,23 +15,22 @@ import numpy as np
 from gigl_loader.channel.frame import Failure, Frame
 from gigl_loader.channel.ring import SlotPool, private_slots
 from gigl_loader.errors import StorageUnavailable
-from gigl_loader.options import FeatureOptions
+from gigl_loader.options import FeatureOptions, StoreOptions, WorkerOptions
 from gigl_loader.retry import Backoff
-from gigl_loader.sampling.schedule import SeedWeightedSampler
+from gigl_loader.sampling.schedule import OneBatch, SeedWeightedSampler
+from gigl_loader.topology import Topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gigl_loader.arrays import Bytes
     from gigl_loader.group import RankGroup
-    from gigl_loader.options import StoreOptions, WorkerOptions
     from gigl_loader.sampling.feature_memory import FeatureMemory
     from gigl_loader.sampling.partitioned import PartitionedStore
     from gigl_loader.sampling.plan import BatchPlan, BatchSampler
     from gigl_loader.sampling.resident import DeviceMemory
     from gigl_loader.sampling.schedule import Schedule
     from gigl_loader.shared import SharedTensors
-    from gigl_loader.topology import Topology
     from gigl_loader.tracing import BatchSpans
 
 _INLINE_SLOTS = 8
@@ -71,6 +70,20 @@ class SourceRequest:
     """Where features are read from: the dataset's decision."""
     spans: BatchSpans | None = None
     """Those of its batches, where the program traces."""
+
+    @classmethod
+    def single(cls, plan: BatchPlan, *, name: str, timeout_s: float) -> SourceRequest:
+        """Return a request for batches of a plan that belong to no epoch, one at a time."""
+        return cls(
+            plan=plan,
+            schedule=OneBatch(run_seed=plan.run_seed),
+            name=name,
+            num_workers=0,
+            workers=WorkerOptions(),
+            store=StoreOptions(),
+            timeout_s=timeout_s,
+            topology=Topology.without_asking(),
+        )
 
     @property
     def has_deferred_features(self) -> bool:
