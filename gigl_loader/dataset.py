@@ -429,6 +429,7 @@ class DistDataset(GraphQueries):
             shared=request.shared,
             memory=request.memory,
             deferred=request.has_deferred_features,
+            values=request.values,
             ranks=request.topology.local_world_size,
             spans=request.spans,
             **peers,

@@ -320,6 +320,7 @@ class RemoteDistDataset(GraphQueries):
             transport=self._transport,
             rows=self._rows,
             complete=not request.has_deferred_features,
+            values=request.values,
             timeout_s=request.timeout_s,
             rank=request.topology.rank,
             world_size=request.topology.world_size,

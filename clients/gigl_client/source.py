@@ -62,6 +62,7 @@ class RemoteSource:
         transport: str = "auto",
         rows: str = "auto",
         complete: bool = True,
+        values: bool = False,
         timeout_s: float = 300.0,
         rank: int = 0,
         world_size: int = 1,
@@ -75,7 +76,8 @@ class RemoteSource:
         ``timeout_s``.
 
         ``complete=False`` delivers frames with deferred features, from servers on this host, too; ``store``
-        has the features. Frames of a plan without columns have none.
+        has the features. Frames of a plan without columns have none. ``values``: frames that are completed
+        here have the values of quantised columns beside the codes.
         """
         choose = partial(servers_of_rank, rank=rank, world_size=world_size)
         num_servers = len(choose(cluster.servers))
@@ -111,7 +113,7 @@ class RemoteSource:
         if defers:
             rows_s = min(timeout_s if complete else _SHARE_OF_ROWS * timeout_s, _ROWS_S)
             self.store = cluster.open_store(timeout_s=rows_s, concurrency=FETCHERS)
-        completion = Completion(cluster.schema, plan) if defers else None
+        completion = Completion(cluster.schema, plan, values=values) if defers else None
         self._receiver = Receiver(
             completion if completion is not None and not complete else plan.frame(cluster.schema),
             self._buffers,

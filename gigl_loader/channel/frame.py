@@ -13,6 +13,11 @@ Arrays::
     merged/E          I32 [L]        bidirectional: which edges E has at last, as places in the M sampled
                                      edges of E, followed by those of its reverse type
 
+Where batches end on the CPU, a frame may also have the values of a quantised column, which itself is U8. They
+follow from the column, so digests leave them out::
+
+    node/T/COLUMN+values, edge/E/COLUMN+values    F32 [N, ...], [M, ...]
+
 A frame made in the trainer's process may leave out rows that lie on its device or that the device reads. The
 columns of node type T then have C rows instead of N (an edge type, whose rows the device reads, none), and
 there are::
@@ -58,6 +63,9 @@ MAX_HEADER_BYTES = 1 << 20
 RESIDENT, CARRIED_AT = "+resident", "+carried"
 """Arrays of a node type in a frame that leaves out rows: see the module. Plus signs in names of columns are
 encoded."""
+
+VALUES = "+values"
+"""Ends the name of the array that has the values of a quantised column."""
 
 POSITION = "position"
 """Array of a node type in place of all its columns, where they are deferred."""

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from gigl_loader import native
 from gigl_loader.arrays import Array, Bytes, Float32Array, Float64Array
 
 FLOATS = ("F16", "BF16", "F32", "F64")
@@ -89,6 +90,14 @@ class Quantized:
     def zero_points(self) -> Float32Array:
         """Zero points, as ``scales``."""
         return np.frombuffer(self.zero_point, "<f4").astype(np.float32, copy=False)
+
+    def decode(self, packed: Bytes, out: Float32Array) -> None:
+        """Write the values of rows, uint8 [N, row bytes], to ``out``, float32 [N, elements of a row]."""
+        by_column = self.how.per == "column"
+        scales, zero_points = (
+            each.astype(np.float64) if by_column else None for each in (self.scales, self.zero_points)
+        )
+        native.dequantize(packed, self.how.bits, scales, zero_points, out)
 
     def check(self, elements: int) -> None:
         """Raise ``ValueError`` unless this can be the form of rows of so many values."""

@@ -193,6 +193,6 @@ def open_samplers(config: WorkerConfig) -> Sequence[BatchSampler]:
     costs = CostCounter(store.wire)
     plan, shared = read_plan(config.plan, graph.schema), config.take_shared()
     return [
-        plan.open(graph, store, costs=costs, deferred=config.deferred, shared=shared)
+        plan.open(graph, store, costs=costs, deferred=config.deferred, values=config.values, shared=shared)
         for _ in range(config.concurrency)
     ]

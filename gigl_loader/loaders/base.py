@@ -464,6 +464,7 @@ class BaseDistLoader(FixedArguments, AcceleratePrepared):
             alone=self._placement.agreement is None,
             start_gap_s=self._options.start_gap_s,
             shared=self._options.shared,
+            values=self.device.type == "cpu" and self._options.features.device_bytes is None,
             spans=BatchSpans.found(self.name),
         )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from gigl_loader import native
+from gigl_loader.channel.frame import VALUES
 from gigl_loader.graph.quantization import HEADER_BYTES
 from gigl_loader.graph.schema import type_name
 from gigl_loader.loaders.transfer import SMALL_BYTES, FrameTensors, ReusedMemory
@@ -34,7 +34,8 @@ class Dequantizer:
     def __init__(self, column: Column, dtype: torch.dtype = torch.float32) -> None:
         """``dtype`` is that of the result. Values are computed as float32 and converted."""
         assert column.quantized is not None
-        self._how, self._shape, self._dtype = column.quantized.how, column.shape, dtype
+        self._quantized, self._how = column.quantized, column.quantized.how
+        self._shape, self._dtype = column.shape, dtype
         self.elements, self.bits = math.prod(self._shape), self._how.bits
         self.header_bytes = 0 if self._how.per == "column" else HEADER_BYTES
         self._scales: Float64Array | None = None
@@ -49,7 +50,7 @@ class Dequantizer:
         """Return the values [N, ...] of rows, uint8 [N, row bytes], in bytes that ``memory`` lends."""
         elements = math.prod(self._shape)
         out = memory(4 * len(packed) * elements).view(np.float32).reshape(len(packed), elements)
-        native.dequantize(packed, self._how.bits, self._scales, self._zero_points, out)
+        self._quantized.decode(packed, out)
         return torch.from_numpy(out).view(-1, *self._shape).to(self._dtype)
 
     def on_device(self, packed: Tensor) -> Tensor:
@@ -101,6 +102,8 @@ class DequantizedTensors(FrameTensors):
 
     def tensor(self, name: str) -> Tensor:
         dequantizer = self._columns.get(name)
+        if dequantizer is not None and name + VALUES in self.frame.layout.specs:
+            return dequantizer.shaped(self._tensors.tensor(name + VALUES))
         if dequantizer is not None and (values := self._tensors.values(name, dequantizer)) is not None:
             return dequantizer.shaped(values)
         tensor = self._tensors.tensor(name)

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from gigl_loader import __version__
+from gigl_loader.channel.frame import VALUES
 from gigl_loader.errors import FormatError
 from gigl_loader.loaders.ledger_file import LedgerFile
 from gigl_loader.native import draws
@@ -142,6 +143,8 @@ def _arrays(frame: Frame, resident: ResidentTransfer | None) -> Iterator[tuple[s
     """Yield name, dtype and shape as text, and bytes of the arrays that every mode has."""
     carried, on_device = (frame.names, {}) if resident is None else resident.whole(frame)
     for name in carried:
+        if name.endswith(VALUES):  # Which frames have them differs by mode.
+            continue
         spec, begin = frame.layout.specs[name], frame.layout.offsets[name]
         yield name, (f"{spec.dtype} {list(spec.shape)}", frame.buffer[begin : begin + spec.nbytes])
     for name, (dtype, tensor) in on_device.items():

@@ -14,6 +14,7 @@ from gigl_loader.channel.frame import (
     MAX_HEADER_BYTES,
     POSITION,
     SLOT,
+    VALUES,
     Frame,
     check_number,
     read_failure,
@@ -22,7 +23,7 @@ from gigl_loader.channel.frame import (
 from gigl_loader.errors import FormatError
 from gigl_loader.graph.schema import Column, type_name
 from gigl_loader.sampling.request import SEED_TIME, SEEDS_WITHOUT_PAST
-from gigl_loader.sampling.store import GatherRequest
+from gigl_loader.sampling.store import GatherRequest, Values
 from gigl_loader.tensors import ArraySpec, Layout, as_rows
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ _I64, _I32 = Column("I64"), Column("I32")
 _DEFERRED = {"node": POSITION, "edge": SLOT}
 """By what a type is of: the array that a frame with deferred features has in place of all of them."""
 
-Origin = Literal["input", "computed", "sampled", "feature", "deferred"]
+Origin = Literal["input", "computed", "sampled", "feature", "deferred", "values"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class FrameArray:
     column: Column
     """Dtype, and shape of a row."""
     origin: Origin
-    """Origin of the values. Only values of a ``feature`` may be deferred."""
+    """Origin of the values. Only values of a ``feature`` may be deferred. ``values``: those of its codes."""
     feature: str = ""
     """Name of the feature in the graph."""
     indexes: str = ""
@@ -139,19 +140,38 @@ class TypeArrays:
         ``rows``: int64 [N], positions of nodes or slots of edges. ``distinct``: none is named twice.
         """
         filled = [each for each in self.gathered if each.column.row_bytes]
+        places = {each.feature: each for each in self.arrays if each.origin == "values"}
+
+        def values_of(array: FrameArray) -> Values | None:
+            place = places.get(array.feature)
+            if place is None or array.column.quantized is None:
+                return None
+            out = layout.view(buffer, place.name)
+            return Values(array.column.quantized, out.reshape(len(rows), math.prod(place.column.shape)))
+
         return GatherRequest(
             kind=self.kind,
             columns=tuple(each.feature for each in filled),
             rows=rows,
             distinct=distinct,
             out=[as_rows(layout.view(buffer, each.name), each.column.row_bytes) for each in filled],
+            values=[values_of(each) for each in filled] if places else (),
         )
+
+    def with_values(self) -> TypeArrays:
+        """Return the arrays with one more for each quantised feature: its values."""
+        values = (
+            FrameArray(each.name + VALUES, replace(each.column, quantized=None), "values", each.feature)
+            for each in self.features
+            if each.column.quantized is not None
+        )
+        return replace(self, arrays=(*self.arrays, *values))
 
     def with_deferred_features(self) -> TypeArrays:
         """Return the arrays with the places of the features instead of the features, if there are any."""
         if not self.features:
             return self
-        kept = tuple(each for each in self.arrays if each.origin != "feature")
+        kept = tuple(each for each in self.arrays if each.origin not in ("feature", "values"))
         name = f"{self.prefix}/{_DEFERRED[self.prefix.partition('/')[0]]}"
         return replace(self, arrays=(*kept, FrameArray(name, _I64, "deferred")))
 
@@ -249,6 +269,14 @@ class FrameSchema:
             edges_by_hop=edges_by_hop,
             disjoint=disjoint,
             extra_trees=extra_trees,
+        )
+
+    def with_values(self) -> FrameSchema:
+        """Return the schema of frames that have the values of quantised features beside their codes."""
+        return replace(
+            self,
+            nodes=tuple(each.with_values() for each in self.nodes),
+            edges=tuple(each.with_values() for each in self.edges),
         )
 
     def with_deferred_features(self) -> FrameSchema:

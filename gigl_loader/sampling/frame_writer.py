@@ -154,7 +154,7 @@ class FrameWriter:
             batch.write_colptr(index, layout.view(buffer, f"{edges.prefix}/colptr"))
             if edges.with_ids:
                 batch.write_edge_ids(index, layout.view(buffer, f"{edges.prefix}/e_id"))
-        self._features.gather(list(self._gather_requests(batch, layout, buffer)))
+        _gather(list(self._gather_requests(batch, layout, buffer)), self._features)
 
     def _edge_counts(self, batch: DrawnBatch, edge_type: int) -> list[int]:
         per_hop = batch.edges_per_hop(edge_type)
@@ -272,9 +272,11 @@ class LocalPlaces(StoredFeatures):
 class Completion:
     """Completes the frames of a plan that came with deferred features. Thread-safe."""
 
-    def __init__(self, schema: GraphSchema, plan: BatchPlan) -> None:
+    def __init__(self, schema: GraphSchema, plan: BatchPlan, *, values: bool = False) -> None:
+        """``values``: complete frames have the values of quantised columns beside the codes."""
         self._schema = schema
-        self._whole = plan.frame(schema)
+        whole = plan.frame(schema)
+        self._whole = whole.with_values() if values else whole
         self._deferred = self._whole.with_deferred_features()
         self._kept = list(_names(self._whole))
 
@@ -303,7 +305,7 @@ class Completion:
         buffer[: len(layout.header)] = np.frombuffer(layout.header, np.uint8)
         for name in self._kept:
             np.copyto(layout.view(buffer, name), deferred.array(name))
-        features.gather(list(self._gather_requests(deferred, layout, buffer)))
+        _gather(list(self._gather_requests(deferred, layout, buffer)), features)
 
     def _places(self) -> Iterator[tuple[TypeArrays, int]]:
         """Yield the arrays of each type, and the end of the places that its features have."""
@@ -322,6 +324,15 @@ class Completion:
             if arrays.deferred is not None:
                 places = deferred.array(arrays.deferred.name)
                 yield complete.gather_request(places, layout, buffer, distinct=distinct)
+
+
+def _gather(wants: Sequence[GatherRequest], features: FeatureSource) -> None:
+    """Have columns written, and write the values of those that are quantised."""
+    features.gather(wants)
+    for want in wants:
+        for codes, values in zip(want.out, want.values, strict=False):
+            if values is not None:
+                values.quantized.decode(codes, values.out)
 
 
 def _names(frame: FrameSchema) -> Iterator[str]:

@@ -370,6 +370,7 @@ class BatchPlan:
         costs: CostCounter | None = None,
         bounds: BatchBounds | None = None,
         deferred: bool = False,
+        values: bool = False,
         shared: SharedTensors | None = None,
         new_nodes: bool = False,
     ) -> PlanSampler:
@@ -381,6 +382,7 @@ class BatchPlan:
             costs=costs,
             bounds=bounds,
             deferred=deferred,
+            values=values,
             shared=shared,
         )
         return SamplerWithNewNodes(context) if new_nodes else self.sampler.open(context)
@@ -413,6 +415,8 @@ class SamplerContext:
     """Bounds of a batch. By default, what fits the machine."""
     deferred: bool = False
     """Frames have the places of features instead of the features."""
+    values: bool = False
+    """Frames that have features have the values of quantised ones, too, beside the codes."""
     shared: SharedTensors | None = None
     """Those of the loader, for code of the user."""
 
@@ -420,7 +424,9 @@ class SamplerContext:
     def frame(self) -> FrameSchema:
         """What the frames hold."""
         whole = self.plan.frame(self.graph.schema)
-        return whole.with_deferred_features() if self.deferred else whole
+        if self.deferred:
+            return whole.with_deferred_features()
+        return whole.with_values() if self.values else whole
 
 
 def plan_digest(text: str) -> bytes:

@@ -68,6 +68,8 @@ class SourceRequest:
     """Memory of the trainer's device, of which rows take ``features.device_bytes`` at most."""
     memory: FeatureMemory | None = None
     """Where features are read from: the dataset's decision."""
+    values: bool = False
+    """Whoever writes frames beside the trainer's thread writes the values of quantised columns, too."""
     spans: BatchSpans | None = None
     """Those of its batches, where the program traces."""
 

@@ -6,7 +6,7 @@ One contract suite (``tests/contract``) runs against every implementation of ``N
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,8 @@ from gigl_loader.arrays import BoolArray, Bytes, Int64Array
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gigl_loader.arrays import Float32Array
+    from gigl_loader.graph.quantization import Quantized
     from gigl_loader.options import EdgeType, NodeType
 
 NO_BOUND = 2**63 - 1
@@ -172,6 +174,14 @@ class Neighbors:
     """[E], by which they were drawn, where the rule was monotone."""
 
 
+class Values(NamedTuple):
+    """Where the values of a quantised column go."""
+
+    quantized: Quantized
+    out: Float32Array
+    """float32 [N, elements of a row]."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GatherRequest:
     """Rows of some columns of one type, and where they go."""
@@ -184,6 +194,8 @@ class GatherRequest:
     """No row is named twice."""
     out: Sequence[Bytes]
     """Per column, uint8 [N, row bytes]: row i of it receives ``rows[i]``."""
+    values: Sequence[Values | None] = ()
+    """Per column, where the values of its codes go, or none. A ``FeatureSource`` does not write them."""
 
 
 class FeatureSource(Protocol):

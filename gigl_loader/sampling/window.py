@@ -392,7 +392,7 @@ def _windows(
         resident = _resident_rows(schema, request, readers, degrees)
     return WindowedSource(
         inner,
-        Completion(schema, plan),
+        Completion(schema, plan, values=request.values),
         FeatureCache(cached, nbytes - skeleton_bytes, ranks=_ranks_of(request, graph_digest)),
         window=request.features.window if memory.cached else 1,
         channel_bytes=request.workers.frame_bytes(ranks=request.topology.local_world_size),

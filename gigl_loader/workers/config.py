@@ -43,6 +43,8 @@ class WorkerConfig:
     """Seconds that the trainer waits for a batch."""
     deferred: bool = False
     """Frames have the places of features instead of the features."""
+    values: bool = False
+    """Frames have the values of quantised columns, too, beside the codes."""
     files: dict[str, int] = field(default_factory=dict)
     """Descriptors of ``SharedTensors`` by name: ``"weights"`` and ``"seeds"`` where weights draw seeds, and
     ``"shared"`` for code of the user."""

@@ -57,7 +57,7 @@ def open_samplers(config: WorkerConfig) -> Sequence[BatchSampler]:
 
     graph = Graph.from_reference(config.reference)
     plan = read_plan(config.plan, graph.schema)
-    return [plan.open(graph, deferred=config.deferred, shared=config.take_shared())]
+    return [plan.open(graph, deferred=config.deferred, values=config.values, shared=config.take_shared())]
 
 
 def _leave_traces_in(handover: Handover) -> None:

@@ -113,6 +113,7 @@ class WorkerSource:
         timeout_s: float = 300.0,
         memory: FeatureMemory | None = None,
         deferred: bool = False,
+        values: bool = False,
         ranks: int = 1,
         spans: BatchSpans | None = None,
     ) -> None:
@@ -123,13 +124,15 @@ class WorkerSource:
         ``sampler`` names, as ``module:function``, the function that makes a worker's samplers from its
         ``WorkerConfig``: one for each batch that it samples at the same time. ``timeout_s`` is how long
         the trainer will wait in ``receive``: workers give up requests to peers within that time. ``deferred``
-        frames have the places of features instead of the features.
+        frames have the places of features instead of the features; with ``values``, whole frames have the
+        values of quantised columns beside the codes.
 
         ``memory``, for ``stats``: where features are read from. ``ranks`` of this host share its memory.
         """
         check_start_method(options.start_method)
         self._graph = graph  # Its files stay open: a restarted worker opens them again.
         self._deferred = deferred
+        self._values = values
         self._ranks = ranks
         self._schedule = schedule
         self._shared = shared
@@ -243,6 +246,7 @@ class WorkerSource:
                 concurrency=concurrency,
                 timeout_s=self._timeout_s,
                 deferred=self._deferred,
+                values=self._values,
                 files=files,
             )
             with naming_channel(nbytes), naming_process_limit(self._workers):

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
 from gigl_loader import native
-from tests.support.quantised import packed_columns, values_of
+from gigl_loader.graph import Column
+from gigl_loader.graph.quantization import Quantization, Quantized
+from tests.support.quantised import KINDS, packed_columns, values_of
 
 if TYPE_CHECKING:
     from gigl_loader.arrays import Bytes
-    from gigl_loader.graph import Column
 
 
 @settings(max_examples=120)
@@ -31,6 +32,34 @@ def test_the_kernel_gives_the_values_of_plain_python(drawn: tuple[Column, Bytes]
     native.dequantize(packed, form.how.bits, scales, zero_points, out)
     expected = values_of(packed, column).reshape(out.shape)
     assert np.array_equal(out.view(np.uint32), expected.view(np.uint32))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("per", ["column", "row"])
+@pytest.mark.parametrize("elements", [16, 48, 1040])
+@pytest.mark.parametrize("offset", [0, 4])
+def test_large_outputs_are_the_same_wherever_they_lie(
+    kind: str, per: Literal["column", "row"], elements: int, offset: int
+) -> None:
+    """From 4 MB on, whole cache lines are written past the caches, where the processor can do so."""
+    random, how = np.random.default_rng(elements), Quantization(kind, per)
+    rows = (4 << 20) // (4 * elements) + 3
+    some = random.integers(0, 256, (7, how.row_bytes(elements)), np.uint8)
+    count = elements if per == "column" else 7
+    scales, zeros = random.standard_normal((2, count)).astype(np.float32)
+    form = Quantized(how, "F32", abs(scales).tobytes(), zeros.tobytes())
+    if per == "row":
+        some[:, :8] = np.stack([abs(scales), zeros], axis=1).view(np.uint8)
+        form = Quantized(how, "F32")
+    memory = np.zeros(rows * elements + 32, np.float32)
+    start = -memory.ctypes.data % 64 // 4 + offset
+    out = memory[start : start + rows * elements].reshape(rows, elements)
+    picked = random.integers(0, 7, rows)
+    form.decode(some[picked], out)
+    expected = values_of(some, Column("F32", (elements,), None, form))
+    assert np.array_equal(out.view(np.uint32), expected.view(np.uint32)[picked])
+    assert not memory[:start].any()
+    assert not memory[start + rows * elements :].any()
 
 
 def _arguments(**changes: Any) -> list[Any]:
