@@ -7,7 +7,7 @@ it (``sampling/store.py``). Which reader serves a type never changes a batch.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -54,16 +54,8 @@ class RowReader(Protocol):
 class MappedRows:
     """Rows in the maps of partitions that lie on this host."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        kind: NodeType | EdgeType,
-        columns: Sequence[str],
-        *,
-        parts: Sequence[int] | None = None,
-    ) -> None:
-        """``parts``: partitions whose rows are read, by default all that ``graph`` has opened."""
-        self._ranges = _Ranges(graph, kind, parts)
+    def __init__(self, graph: Graph, kind: NodeType | EdgeType, columns: Sequence[str]) -> None:
+        self._ranges = _Ranges(graph, kind)
         column = graph.node_column if isinstance(kind, str) else graph.edge_column
         row_bytes = [_row_bytes(graph, kind, name) for name in columns]
         self._columns = tuple(columns)
@@ -104,12 +96,11 @@ class DiskRows:
         kind: NodeType | EdgeType,
         columns: Sequence[str],
         *,
-        parts: Sequence[int] | None = None,
         depth: int = 64,
         gap: int | None = None,
         engine: str = "",
     ) -> None:
-        """``parts`` as in ``MappedRows``. ``depth`` reads are in flight at once.
+        """``depth`` reads are in flight at once.
 
         Bytes between rows up to ``gap`` are read with them; ``None`` measures in 0.1 s what a read costs
         beside them. ``engine`` forces ``"io_uring"`` or ``"threads"``: the second serves where the system
@@ -121,7 +112,7 @@ class DiskRows:
         folder = graph.folder
         if not isinstance(folder, DiskFolder):
             raise ValueError("a graph in memory has no files to read from")
-        self._ranges = _Ranges(graph, kind, parts)
+        self._ranges = _Ranges(graph, kind)
         path = nodes_path if isinstance(kind, str) else edges_path
         documents = {part: graph.document(path(part, kind)) for part in self._ranges.parts if columns}  # type: ignore[arg-type]
         for document in documents.values():
@@ -131,8 +122,6 @@ class DiskRows:
         paths = {part: str(folder.path / document.name) for part, document in documents.items()}
         if gap is None:
             gap = break_even_gap(max(paths.values(), key=os.path.getsize, default=None), depth)
-        self.gap = gap
-        """Bytes between rows that are read rather than skipped."""
         self._reader = DiskReader(depth, gap, engine)
         self._files = [*paths.values()]
         self._statuses = [_status(path) for path in self._files]
@@ -148,16 +137,6 @@ class DiskRows:
         except BaseException:
             self._reader.close()
             raise
-
-    @property
-    def counts(self) -> dict[str, Any]:
-        """Reads, bytes that they had, rows, and seconds in which one was in progress."""
-        return self._reader.counts
-
-    @property
-    def engine(self) -> str:
-        """``"io_uring"`` or ``"threads"``."""
-        return self._reader.engine
 
     def written(self) -> int:
         """Return a number that changes when one of the files is written to. Equal on all ranks of a host.
@@ -187,8 +166,8 @@ class DiskRows:
 class _Ranges:
     """Places of the rows of each partition: a range each, since slots have the partition above their bits."""
 
-    def __init__(self, graph: Graph, kind: NodeType | EdgeType, parts: Sequence[int] | None) -> None:
-        self.parts = graph.parts if parts is None else tuple(sorted(parts))
+    def __init__(self, graph: Graph, kind: NodeType | EdgeType) -> None:
+        self.parts = graph.parts
         edge_bounds = np.arange(graph.schema.num_partitions + 1, dtype=np.int64) << SLOT_BITS
         self._bounds = graph.bounds(kind) if isinstance(kind, str) else edge_bounds
 

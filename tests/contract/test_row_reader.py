@@ -183,7 +183,7 @@ def test_rows_outside_are_refused(name: str, graph: Graph, kind: NodeType | Edge
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_rows_of_other_partitions_are_refused(name: str, graph: Graph, kind: NodeType | EdgeType) -> None:
     places = places_of(graph, kind)
-    some = HERE[name](graph, kind, ["wide"], parts=[2, 0])
+    some = HERE[name](Graph.open(graph.folder, parts=[0, 2]), kind, ["wide"])
     out = [np.empty((1, 132), np.uint8)]
     with pytest.raises(ValueError, match="partition 1 is not among"):
         some.read(places[1][:1], np.zeros(1, np.int64), out)
@@ -221,7 +221,7 @@ def test_files_of_an_open_reader(engine: str, kind: NodeType | EdgeType, copied:
     for path in copied.rglob("*.safetensors"):
         path.unlink()
     with pytest.raises(FormatError, match="was replaced"):
-        DiskRows(graph, kind, ["wide"], parts=[0])
+        DiskRows(graph, kind, ["wide"])
     reader.read(kept, np.arange(len(kept)), out := [np.empty((len(kept), 132), np.uint8)])
     assert np.array_equal(out[0], expected[list(columns_of(graph, kind)).index("wide")])
     reader.close()
