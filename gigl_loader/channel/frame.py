@@ -115,12 +115,6 @@ class Frame:
         return "failure" in self.layout.metadata
 
     @property
-    def seed_type(self) -> str:
-        """Encoded node type of the seeds."""
-        seed_type: str = json.loads(self.layout.metadata["seed_type"])
-        return seed_type
-
-    @property
     def num_sampled_nodes(self) -> dict[str, list[int]]:
         """Number of distinct seeds, then of new nodes of each hop, by encoded node type."""
         counts: dict[str, list[int]] = json.loads(self.layout.metadata["num_sampled_nodes"])

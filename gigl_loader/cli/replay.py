@@ -145,7 +145,7 @@ def _compare(recording: Recording, dataset: Any, allowed: set[str], timeout: flo
     found = []
     with Replay(recording, dataset, allowed_samplers=allowed, timeout_s=timeout) as made_again:
         for each in recording.chosen:
-            differs = made_again.compare(each).differs
+            differs = made_again.compare(each)
             found.append(
                 {
                     "ledger": str(recording.path),

@@ -168,15 +168,6 @@ class Recording:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """A batch as it was made again, beside what its ledger records."""
-
-    recorded: RecordedBatch
-    differs: tuple[str, ...]
-    """Names of the arrays whose digests differ, and ``request`` where the ledger contradicts itself."""
-
-
 class Replay:
     """Makes the batches of a ledger again. Close it, or use it as a context manager."""
 
@@ -228,8 +219,10 @@ class Replay:
             values, batch_size=1, shuffle=shuffle, drop_last=False, run_seed=self._plan.run_seed
         )
 
-    def compare(self, recorded: RecordedBatch) -> Comparison:
-        """Make a batch again and compare it with its line.
+    def compare(self, recorded: RecordedBatch) -> tuple[str, ...]:
+        """Make a batch again. Return the names of the arrays whose digests differ from those of its line.
+
+        ``request`` is among them where the ledger contradicts itself.
 
         Raises what loaders raise: ``FormatError`` names a damaged file of the graph, ``StorageUnavailable`` a
         server that does not answer.
@@ -242,7 +235,7 @@ class Replay:
         differs = [] if digest == fields["request"] else ["request"]
         here, there = self._digests(self._batches.receive(request)), fields["arrays"]
         differs += [name for name in sorted(here.keys() | there.keys()) if here.get(name) != there.get(name)]
-        return Comparison(recorded, tuple(differs))
+        return tuple(differs)
 
     @property
     def plan(self) -> BatchPlan:

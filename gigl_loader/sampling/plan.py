@@ -100,10 +100,6 @@ class PlanFields:
             raise ValueError(f"{name} is a list of node types, got {_shown(value)}")
         return tuple(_node_type(each, self.schema) for each in value)
 
-    def edge_type(self, name: str) -> EdgeType:
-        """Return an edge type of the graph."""
-        return _edge_type(self.take(name), self.schema)
-
     def link_type(self, name: str) -> EdgeType:
         """Return a type of links between node types of the graph, which need not be an edge type of it."""
         value = self.take(name)

@@ -224,10 +224,6 @@ class RowCache:
             raise FormatError("row cache: not of this graph")
         return cls(memory, layout, graph.schema)
 
-    @property
-    def nbytes(self) -> int:
-        return self._layout.nbytes
-
     def before(self, store: NeighborStore, part: int) -> NeighborStore:
         """Return a store of ``part`` that takes from ``store`` what is not cached."""
         cached = {
