@@ -125,7 +125,7 @@ def train(options: argparse.Namespace) -> None:
     run = {
         "batch_size": options.batch_size,
         "seed": options.seed,
-        "num_workers": options.num_workers,
+        "num_workers": "auto" if options.num_workers is None else options.num_workers,
         "timeout": options.timeout,
     }
     fanout = [10, 5]
@@ -160,7 +160,9 @@ def main() -> None:
     parser.add_argument("--max-steps", type=int, help="of each epoch")
     parser.add_argument("--batch-size", type=int, default=32, help="seeds of a micro-batch")
     parser.add_argument("--micro-batches", type=int, default=4, help="of each step, over all ranks")
-    parser.add_argument("--num-workers", type=int, default=1, help="sampling processes of each rank")
+    parser.add_argument(
+        "--num-workers", type=int, help="sampling processes of each rank; default: as the cores allow"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds that a batch may take")
     parser.add_argument("--json", action="store_true", help="print JSON lines")

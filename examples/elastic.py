@@ -46,7 +46,7 @@ def train(options: argparse.Namespace) -> None:
     model = DistributedDataParallel(GraphSAGE(16, 32, num_layers=2, out_channels=NUM_CLASSES))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     loader = DistNeighborLoader(
-        dataset, [5, 5], batch_size=options.batch_size, shuffle=True, seed=1, num_workers=1
+        dataset, [5, 5], batch_size=options.batch_size, shuffle=True, seed=1, num_workers="auto"
     )
     steps_done = torch.zeros(1, dtype=torch.int64)
     state = {"model": model, "optimizer": optimizer, "loader": loader, "steps": steps_done}

@@ -50,7 +50,8 @@ def accuracy_of(model: torch.nn.Module, loader: DistNeighborLoader) -> float:
 def train(options: argparse.Namespace) -> float:
     """Train, let rank 0 print a line per epoch, and return the test accuracy."""
     fanout = [10, 5]
-    run = {"batch_size": options.batch_size, "seed": options.seed, "num_workers": options.num_workers}
+    workers = "auto" if options.num_workers is None else options.num_workers
+    run = {"batch_size": options.batch_size, "seed": options.seed, "num_workers": workers}
     accuracy = 0.0
     with (
         open_dataset(options) as dataset,
@@ -90,7 +91,7 @@ def main() -> None:
     parser.add_argument("--insecure", action="store_true", default=plain, help="plain text to other machines")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=256, help="seeds per batch of each rank")
-    parser.add_argument("--num-workers", type=int, default=1)
+    parser.add_argument("--num-workers", type=int, help="of each rank; default: as the cores allow")
     parser.add_argument("--classes", type=int, default=16, help="labels y lie in [0, CLASSES)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

@@ -79,7 +79,9 @@ def main(epochs: int) -> float:
     accuracy = 0.0
     options = {"batch_size": 128, "seed": 1}
     with (
-        DistNeighborLoader(dataset, fanout, ("user", "train"), shuffle=True, **options) as train,
+        DistNeighborLoader(
+            dataset, fanout, ("user", "train"), shuffle=True, num_workers="auto", **options
+        ) as train,
         DistNeighborLoader(dataset, fanout, ("user", "test"), **options) as test,
     ):
         for epoch in range(epochs):

@@ -69,7 +69,14 @@ def main(epochs: int) -> float:
     accuracy = 0.0
     with (
         DistNeighborLoader(
-            dataset, None, "train", sampler_options=options, batch_size=32, shuffle=True, seed=1
+            dataset,
+            None,
+            "train",
+            sampler_options=options,
+            batch_size=32,
+            shuffle=True,
+            seed=1,
+            num_workers="auto",
         ) as train,
         DistNeighborLoader(
             dataset, None, "test", sampler_options=options, batch_size=256, seed=1, num_workers=0

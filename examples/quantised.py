@@ -45,7 +45,9 @@ def train(dataset: DistDataset, epochs: int) -> float:
     model = GraphSAGE(in_channels=64, hidden_channels=64, num_layers=2, out_channels=10)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     with (
-        DistNeighborLoader(dataset, [10, 5], "train", batch_size=128, shuffle=True, seed=1) as loader,
+        DistNeighborLoader(
+            dataset, [10, 5], "train", batch_size=128, shuffle=True, seed=1, num_workers="auto"
+        ) as loader,
         DistNeighborLoader(dataset, [10, 5], "test", batch_size=512, seed=1, num_workers=0) as test,
     ):
         for _ in range(epochs):

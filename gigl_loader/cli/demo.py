@@ -14,6 +14,7 @@ import typer
 
 from gigl_loader.cli.errors import importing
 from gigl_loader.cli.options import StartMethod
+from gigl_loader.options import workers_of
 
 
 class Task(str, Enum):
@@ -65,7 +66,9 @@ def demo(
     ] = Mode.colocated,
     num_workers: Annotated[
         int | None,
-        typer.Option(help="Sampling processes; threads of each server. (default: 2; graph-store: 1)"),
+        typer.Option(
+            help="Sampling processes; threads of each server. (default: one a core, less one; graph-store: 1)"
+        ),
     ] = None,
     start_method: Annotated[
         StartMethod | None, typer.Option(help="Of sampling processes (colocated). (default: spawn)")
@@ -161,8 +164,9 @@ def _num_workers(mode: Mode, asked: int | None) -> int:
         raise ValueError(
             f"--mode {mode.value} needs at least 1 worker, got {asked}; --mode embedded samples without"
         )
-    usual = 1 if mode is Mode.graph_store else 2
-    return usual if asked is None else asked
+    if asked is not None:
+        return asked
+    return 1 if mode is Mode.graph_store else workers_of("auto", ranks=1)
 
 
 def _start_method(mode: Mode, asked: StartMethod | None) -> str:

@@ -199,6 +199,18 @@ def test_sampling_processes_start_as_chosen(monkeypatch: pytest.MonkeyPatch) -> 
     assert result.stderr == "gigl-loader: started by forkserver\n"
 
 
+def test_by_default_a_sampling_process_starts_for_each_core_but_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loader(*_: Any, **options: Any) -> None:
+        raise ValueError(f"{options['num_workers']} workers")
+
+    monkeypatch.setattr("gigl_loader.demo.tasks.DistNeighborLoader", loader)
+    monkeypatch.setattr("gigl_loader.options.usable_cores", lambda: 5)
+    result = CliRunner().invoke(
+        build_app(), ["demo", "--json", "--dataset", "synthetic", "--nodes", "200", "--edges", "500"]
+    )
+    assert result.stderr == "gigl-loader: 4 workers\n"
+
+
 def test_the_default_demo_passes_95_percent() -> None:
     assert demo("--epochs", "6", "--num-workers", "1", "--device", "cpu")["test_accuracy"] > 0.95
 
