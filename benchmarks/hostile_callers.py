@@ -205,7 +205,7 @@ def silent_calls(scene: Scene) -> None:
         yield b""
 
     def begin(caller: _Caller) -> Any:
-        stub = caller.channel.stream_unary("/gigl.v1.GraphStore/Sample")
+        stub = caller.channel.stream_unary("/gigl.v1.GraphStore/Heartbeat")
         return stub.future(nothing(), metadata=caller.headers, timeout=_CALL_S)
 
     calls = [begin(caller) for caller in callers for _ in range(100)]

@@ -107,8 +107,16 @@ void BindAdjacency(nb::module_& m) {
       .def("__init__",
            [](DrawRule* self, int32_t fanout, bool replace, bool weighted, bool labor, bool timed, bool last, bool window,
               bool monotone, bool strictly_earlier, int32_t batch_dependency) {
-             new (self) DrawRule(DrawRule::Of(fanout, replace, weighted, labor, timed, last, window, monotone, strictly_earlier,
-                                              batch_dependency));
+             new (self) DrawRule(DrawRule::Of({.fanout = fanout,
+                                               .replace = replace,
+                                               .weighted = weighted,
+                                               .labor = labor,
+                                               .timed = timed,
+                                               .last = last,
+                                               .window = window,
+                                               .monotone = monotone,
+                                               .strictly_earlier = strictly_earlier,
+                                               .batch_dependency = batch_dependency}));
            },
            "fanout"_a, nb::kw_only(), "replace"_a = false, "weighted"_a = false, "labor"_a = false, "timed"_a = false,
            "last"_a = false, "window"_a = false, "monotone"_a = false,

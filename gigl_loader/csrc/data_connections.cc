@@ -61,7 +61,12 @@ DataConnection::DataConnection(Descriptor socket, std::shared_ptr<const TlsConte
     : place(std::move(place)),
       stream(std::move(socket), std::move(tls), ""),
       peer(std::move(peer)),
-      handshaken(!stream.encrypted()) {}
+      phase_(stream.encrypted() ? Phase::kGreeting : Phase::kHead) {}
+
+void DataConnection::Enter(Phase next) {
+  if (!MayFollow(phase_, next)) throw std::logic_error("a connection has missed a phase");
+  phase_ = next;
+}
 
 DataConnections::Pool::Pool() : poller(epoll_create1(EPOLL_CLOEXEC)) {
   if (!poller) ThrowErrno();
@@ -254,7 +259,7 @@ void DataConnections::EndCall(const HeldConnection& connection, bool closes) {
   connection->linger_end = connection->stream.overhead() + limits.linger_bytes;
   Pool& pool = PoolOf(*connection);
   const MutexLock lock(pool.mutex);
-  connection->lingers = closes;
+  connection->Enter(closes ? Phase::kLingering : Phase::kHead);
   connection->deadline = In(closes ? limits.linger_s : limits.idle_s);
   RestLocked(pool, connection, EPOLLIN);
 }
@@ -267,7 +272,8 @@ void DataConnections::Trust(const HeldConnection& connection) {
   }();
   if (entry.empty()) return;
   epoll_ctl(strangers_.poller.get(), EPOLL_CTL_DEL, connection->stream.fd(), nullptr);
-  connection->trusted = connection->complete = true;
+  connection->Enter(Phase::kReady);
+  connection->trusted = true;
   const MutexLock lock(callers_.mutex);
   if (callers_.stopped) return;
   const auto added = callers_.connections.insert(std::move(entry)).position;
@@ -292,7 +298,7 @@ void DataConnections::BeginHead(DataConnection& connection) {
 void DataConnections::Wait(const HeldConnection& connection) {
   Pool& pool = PoolOf(*connection);
   const MutexLock lock(pool.mutex);
-  connection->waits = true;
+  connection->Enter(Phase::kWaiting);
   connection->deadline = Clock::time_point::max();
   RestLocked(pool, connection, 0);
 }
@@ -301,7 +307,8 @@ bool DataConnections::Resume(const HeldConnection& connection) {
   Pool& pool = PoolOf(*connection);
   const MutexLock lock(pool.mutex);
   if (!connection->resting || !pool.connections.contains(connection->id)) return false;
-  connection->resting = connection->waits = false;  // an event that comes now finds that it does not rest
+  connection->resting = false;  // an event that comes now finds that it does not rest
+  connection->Enter(Phase::kSending);
   return true;
 }
 
@@ -361,9 +368,10 @@ void DataConnections::DropLocked(Pool& pool, const HeldConnection& connection, s
   if (!reason.empty()) Note(held->peer, reason);
   epoll_ctl(pool.poller.get(), EPOLL_CTL_DEL, held->stream.fd(), nullptr);
   held->stream.Cancel();  // a thread that reads from it ends
-  if (!held->posted && !held->waits) return;
+  const bool waits = held->phase() == Phase::kWaiting;
+  if (!held->posted && !waits) return;
   const MutexLock noting(noting_);
-  if (held->waits) {
+  if (waits) {
     try {
       gone_.push_back(held->id);
     } catch (const std::bad_alloc&) {  // its request stays until it was sampled
@@ -404,7 +412,7 @@ void DataConnections::Note(const Peer& peer, std::string_view reason, bool refus
 
 // Returns what to tell of a connection whose time is over.
 std::string_view DataConnections::Overdue(const DataConnection& connection) const {
-  return connection.trusted || connection.lingers ? std::string_view() : overdue_;
+  return connection.trusted || connection.phase() == Phase::kLingering ? std::string_view() : overdue_;
 }
 
 std::vector<DroppedConnection> DataConnections::Sweep() {

@@ -1,6 +1,8 @@
 // Connections to the data port: accepted, counted, waited for in two epolls, and ended when their time is over.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -81,28 +83,58 @@ struct PostedReply {
   std::unique_ptr<PostedReply> next;  // among those that ended
 };
 
+enum class Phase : uint8_t {
+  kGreeting,   // TLS handshake
+  kHead,       // until a head is complete: of the first call, or of the next one
+  kReady,      // the head is complete and its token accepted; no thread has begun the call
+  kServing,    // a thread has the call
+  kWaiting,    // for a reply that is made elsewhere: only the end of the connection is looked at
+  kSending,    // the posted reply
+  kLingering,  // after a refusal: what still comes is dropped
+};
+
+// Which phases may follow each. A connection may end in any.
+constexpr bool MayFollow(Phase phase, Phase next) {
+  using enum Phase;
+  constexpr auto bit = [](auto... phases) { return static_cast<uint8_t>((0 | ... | (1 << static_cast<int>(phases)))); };
+  constexpr std::array<uint8_t, 7> kNext{
+      /* kGreeting  */ bit(kHead),
+      /* kHead      */ bit(kReady, kServing, kLingering),  // a stranger is ready or refused, a caller served
+      /* kReady     */ bit(kServing),
+      /* kServing   */ bit(kWaiting, kHead, kLingering),
+      /* kWaiting   */ bit(kSending),
+      /* kSending   */ bit(kHead, kLingering),
+      /* kLingering */ bit(),
+  };
+  return (kNext[static_cast<size_t>(phase)] >> static_cast<int>(next) & 1) != 0;
+}
+
 // One accepted connection. Its fields belong to the thread that took it; those below the line to whoever holds
-// the mutex of its epoll.
-struct DataConnection {
+// the mutex of its epoll. The phase is changed by the thread that took it, and read under that mutex, too.
+class DataConnection {
+ public:
   DataConnection(Descriptor socket, std::shared_ptr<const TlsContext> tls, Peer peer,
                  std::unique_ptr<const NetworkCounts::Place> place);
+
+  Phase phase() const { return phase_; }
+  // Throws std::logic_error where `next` may not follow.
+  void Enter(Phase next);
 
   const std::unique_ptr<const NetworkCounts::Place> place;
   DataStream stream;
   const Peer peer;
   uint64_t id = 0;
-  bool handshaken = false;
-  bool trusted = false;  // its caller has shown a token: it rests among those of callers
-  bool complete = false;  // `head` is, and no thread has begun its call
+  bool trusted = false;  // its caller has shown a token: it rests in the epoll of callers
   uint64_t lingered = 0, linger_end = 0;  // bytes that were dropped, and TLS around them, and where they end
   std::vector<std::byte> head;  // that came so far, at most 4 KiB until it is complete
   std::string certificate;
   std::unique_ptr<PostedReply> posted;  // what is being sent
   // ---
-  bool resting = true;   // in its epoll
-  bool lingers = false;  // was refused; what it still sends is dropped
-  bool waits = false;    // for a reply that is made elsewhere: only its end is looked at
+  bool resting = true;  // in its epoll: no thread has it
   Clock::time_point deadline;  // for what is waited for
+
+ private:
+  std::atomic<Phase> phase_;
 };
 
 using HeldConnection = std::shared_ptr<DataConnection>;

@@ -131,15 +131,19 @@ void DataServer::AcceptOrRefuse(const HeldConnection& connection) {
 std::unique_ptr<DataCall> DataServer::Next(double timeout_s) {
   const auto until = Patience::Of(timeout_s, timeout_s).deadline;
   while (const auto connection = connections_->Take(until)) {
-    if (connection->posted) {
-      connections_->Continue(connection);
-      continue;
+    switch (connection->phase()) {
+      case Phase::kSending:
+        connections_->Continue(connection);
+        continue;
+      case Phase::kWaiting:
+        connections_->Drop(connection, "");
+        return nullptr;
+      case Phase::kReady:
+        break;
+      default:
+        if (!Advance(connection)) continue;
     }
-    if (connection->waits) {
-      connections_->Drop(connection, "");
-      return nullptr;
-    }
-    if (!std::exchange(connection->complete, false) && !Advance(connection)) continue;
+    connection->Enter(Phase::kServing);
     try {
       return std::make_unique<DataCall>(connections_, connection);
     } catch (const std::bad_alloc&) {
@@ -154,12 +158,11 @@ std::unique_ptr<DataCall> DataServer::Next(double timeout_s) {
 bool DataServer::Advance(const HeldConnection& connection) {
   try {
     Step step = Step::kDone;
-    if (!connection->handshaken) {
-      step = connection->stream.TryHandshake();
-      connection->handshaken = step == Step::kDone;
-      if (connection->handshaken) connection->certificate = connection->stream.PeerCertificate();
+    if (connection->phase() == Phase::kGreeting && (step = connection->stream.TryHandshake()) == Step::kDone) {
+      connection->certificate = connection->stream.PeerCertificate();
+      connection->Enter(Phase::kHead);
     }
-    if (step == Step::kDone) step = connection->lingers ? Linger(*connection) : ReadHeads(*connection);
+    if (step == Step::kDone) step = connection->phase() == Phase::kLingering ? Linger(*connection) : ReadHeads(*connection);
     if (step == Step::kDone) return true;
     if (step == Step::kClosed) {
       connections_->Drop(connection, "");

@@ -35,6 +35,20 @@ enum class DrawKind : uint8_t {
   kLastWeighted,
 };
 
+// How neighbours are drawn, as callers say it: any combination. `DrawRule::Of` refuses those without a meaning.
+struct DrawOptions {
+  int32_t fanout;
+  bool replace = false;
+  bool weighted = false;
+  bool labor = false;
+  bool timed = false;
+  bool last = false;
+  bool window = false;
+  bool monotone = false;
+  bool strictly_earlier = false;
+  int32_t batch_dependency = 1;
+};
+
 // How the neighbours of a target are drawn.
 struct DrawRule {
   int32_t fanout;  // -1 all, 0 none
@@ -46,26 +60,35 @@ struct DrawRule {
   int32_t batch_dependency = 1;  // of kLabor: batches of an epoch for which a node keeps its random number
 
   // Throws std::invalid_argument where there is no such kind.
-  static DrawRule Of(int32_t fanout, bool replace, bool weighted, bool labor, bool timed, bool last, bool window,
-                     bool monotone, bool strictly_earlier, int32_t batch_dependency) {
-    if (fanout < -1) throw std::invalid_argument("a fanout is -1, 0 or positive");
-    if (labor && (replace || weighted || timed)) {
+  static DrawRule Of(const DrawOptions& given) {
+    if (given.fanout < -1) throw std::invalid_argument("a fanout is -1, 0 or positive");
+    if (given.labor && (given.replace || given.weighted || given.timed)) {
       throw std::invalid_argument("LABOR has no replacement, no weights and no times");
     }
-    if (last && (!timed || replace)) {
+    if (given.last && (!given.timed || given.replace)) {
       throw std::invalid_argument("the last entries are those of a timed rule without replacement");
     }
-    if (((window || strictly_earlier) && !timed) || (monotone && (!timed || last))) {
+    const bool is_bound = given.window || given.strictly_earlier;
+    if ((is_bound && !given.timed) || (given.monotone && (!given.timed || given.last))) {
       throw std::invalid_argument("windows, and entries that get no later, are those of a timed rule");
     }
-    if (batch_dependency < 1 || (batch_dependency > 1 && !labor)) {
+    if (given.batch_dependency < 1 || (given.batch_dependency > 1 && !given.labor)) {
       throw std::invalid_argument("a batch_dependency is positive, and 1 but for LABOR");
     }
-    DrawKind kind = weighted ? DrawKind::kWeighted : DrawKind::kUniform;
-    if (labor) kind = DrawKind::kLabor;
-    if (timed) kind = weighted ? DrawKind::kTimedWeighted : DrawKind::kTimed;
-    if (last) kind = weighted ? DrawKind::kLastWeighted : DrawKind::kLast;
-    return {fanout, kind, replace, window, monotone, strictly_earlier, batch_dependency};
+    return {.fanout = given.fanout,
+            .kind = KindOf(given),
+            .replace = given.replace,
+            .window = given.window,
+            .monotone = given.monotone,
+            .strictly_earlier = given.strictly_earlier,
+            .batch_dependency = given.batch_dependency};
+  }
+
+  static DrawKind KindOf(const DrawOptions& given) {
+    if (given.labor) return DrawKind::kLabor;
+    if (given.last) return given.weighted ? DrawKind::kLastWeighted : DrawKind::kLast;
+    if (given.timed) return given.weighted ? DrawKind::kTimedWeighted : DrawKind::kTimed;
+    return given.weighted ? DrawKind::kWeighted : DrawKind::kUniform;
   }
 
   bool labor() const { return kind == DrawKind::kLabor; }
