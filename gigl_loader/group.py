@@ -14,7 +14,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gigl_loader.retry import Backoff
+from gigl_loader.retry import Deadline, attempts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -229,14 +229,8 @@ class RankLock:
 
 def wait_for(condition: Callable[[], bool], timeout: float) -> bool:
     """Ask ``condition`` again and again until it holds. Return whether it did within ``timeout`` seconds."""
-    deadline = time.monotonic() + timeout
-    backoff = Backoff(first_s=_FIRST_PAUSE_S, longest_s=_MAX_PAUSE_S)
-    while not condition():
-        remaining = deadline - time.monotonic()
-        if remaining <= 0:
-            return False
-        time.sleep(min(backoff.next_s(), remaining))
-    return True
+    polls = attempts(Deadline.after(timeout), first_s=_FIRST_PAUSE_S, longest_s=_MAX_PAUSE_S)
+    return any(condition() for _ in polls)
 
 
 def name_ranks(ranks: Iterable[int]) -> str:

@@ -1,4 +1,4 @@
-"""Deadlines, and exponential backoff with jitter: the time of attempts, and the pauses between them."""
+"""Deadlines, exponential backoff with jitter, and the one driver of retries: attempts until a deadline."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ import math
 import random
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Result = TypeVar("Result")
 
 _FACTOR = 2.0
 _JITTER = 0.25
@@ -50,3 +56,59 @@ class Deadline:
     def left_s(self, most: float = math.inf) -> float:
         """Return the seconds until the deadline, from 0 to ``most``: the time of the next attempt."""
         return min(max(self.at - time.monotonic(), 0.0), most)
+
+
+FOREVER = Deadline(math.inf)
+"""Deadline of what is retried until something else ends it."""
+
+
+def attempts(
+    deadline: Deadline,
+    *,
+    first_s: float = 0.05,
+    longest_s: float = 0.5,
+    least_s: float = 0.0,
+    wait: Callable[[float], object] | None = None,
+) -> Iterator[int]:
+    """Yield the number of each attempt, from 0, when it may begin: at once, and after pauses.
+
+    Pauses grow as those of ``Backoff``, and are cut so that the last attempt begins ``least_s`` before the
+    deadline. ``wait(seconds)`` makes a pause, and returns true where no attempt is to follow; by default it
+    is ``time.sleep``.
+    """
+    backoff, number = Backoff(first_s=first_s, longest_s=longest_s), 0
+    while True:
+        yield number
+        left_s = deadline.left_s() - least_s
+        if left_s <= 0 or (wait or time.sleep)(min(backoff.next_s(), left_s)):
+            return
+        number += 1
+
+
+def retried(
+    attempt: Callable[[], Result],
+    passing: type[Exception] | tuple[type[Exception], ...],
+    tries: Iterator[int],
+    *,
+    after: Exception | None = None,
+    failed: Callable[[Any], object] = lambda error: None,
+) -> Result:
+    """Return the result of the first attempt that succeeds.
+
+    Raises the error of the last one, and any but ``passing`` at once.
+    ``tries`` are ``attempts``. ``after``: the error of an attempt that was made before, so that a pause comes
+    first. ``failed`` is called with each passing error, and may raise it.
+    """
+    error = after
+    for number in tries:
+        if number or after is None:
+            try:
+                return attempt()
+            except passing as caught:
+                error = caught
+                failed(caught)
+    try:
+        assert error is not None
+        raise error
+    finally:
+        del error, after  # A traceback has this frame: the cycle would keep whatever called it.

@@ -23,7 +23,7 @@ from gigl_loader.arrays import Array
 from gigl_loader.errors import FormatError
 from gigl_loader.memfile import create_memory, map_memory
 from gigl_loader.processes import run_state
-from gigl_loader.retry import Backoff
+from gigl_loader.retry import Deadline, attempts
 from gigl_loader.tensors import STORAGE_DTYPES, ArraySpec, Layout, spec_of
 
 if TYPE_CHECKING:
@@ -186,15 +186,13 @@ class _Lock:
 
     def _locked_file(self, deadline: float, timeout: float) -> int:
         file = os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)
-        backoff = Backoff(first_s=_FIRST_PAUSE_S, longest_s=_MAX_PAUSE_S)
         try:
-            while True:
+            # The kernel's lock has no deadline.
+            for _ in attempts(Deadline(deadline), first_s=_FIRST_PAUSE_S, longest_s=_MAX_PAUSE_S):
                 with suppress(BlockingIOError):
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     return file
-                if time.monotonic() > deadline:
-                    raise self._timeout(timeout, self._describe_holder())
-                time.sleep(backoff.next_s())  # The kernel's lock knows no deadline.
+            raise self._timeout(timeout, self._describe_holder())
         except BaseException:
             os.close(file)
             raise

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 from gigl_loader.errors import FormatError, GiglError, StorageUnavailable
-from gigl_loader.retry import Backoff
+from gigl_loader.retry import Backoff, Deadline, attempts, retried
 from gigl_loader.rpc.endpoint import Address, Endpoint
 from gigl_loader.rpc.peer import check_data_port
 from gigl_loader.rpc.store_client import StoreClient
@@ -163,6 +163,8 @@ def assigned(partitions: Iterable[Iterable[int]]) -> tuple[tuple[int, ...], ...]
 
 _ATTEMPT_S = 10.0
 _OTHER_S = 2.0
+_LAST_ATTEMPT_S = 0.2
+"""Time of the last attempt before the deadline. To connect and to check takes 20 ms."""
 _MAX_AT_ONCE = 32
 
 
@@ -210,27 +212,27 @@ def find_servers(
     names one of them and the reason. Errors that waiting cannot resolve are raised at once: ``ValueError``
     for another version, another graph or an invalid certificate, ``SamplingError`` for a wrong token.
     """
-    search = _Search(addresses, caller, time.monotonic() + timeout_s, rank, world_size)
-    backoff, told = Backoff(), ""
-    while True:
-        try:
-            return search.attempt()
-        except _PASSING as error:
-            reason = str(error)
-        pause_s = backoff.next_s()
-        if search.left <= pause_s:
-            raise StorageUnavailable(f"no storage cluster that is ready within {timeout_s:g} s: {reason}")
-        if reason != told:
-            _LOGGER.warning("waiting for storage servers, up to %.0f s more: %s", search.left, reason)
-            told = reason
-        time.sleep(pause_s)
+    deadline, reason = Deadline.after(timeout_s), ""
+    search = _Search(addresses, caller, deadline, rank, world_size)
+
+    def tell(error: Exception) -> None:
+        nonlocal reason
+        if str(error) != reason:
+            reason, left_s = str(error), deadline.left_s()
+            _LOGGER.warning("waiting for storage servers, up to %.0f s more: %s", left_s, reason)
+
+    try:
+        return retried(search.attempt, _PASSING, attempts(deadline, least_s=_LAST_ATTEMPT_S), failed=tell)
+    except _PASSING as error:
+        text = f"no storage cluster that is ready within {timeout_s:g} s: {error}"
+        raise StorageUnavailable(text) from None
 
 
 class _Search:
     """Attempts to find a cluster."""
 
     def __init__(
-        self, addresses: Sequence[Address], caller: Caller, deadline: float, rank: int, world_size: int
+        self, addresses: Sequence[Address], caller: Caller, deadline: Deadline, rank: int, world_size: int
     ) -> None:
         self._endpoints = [Endpoint.of_address(address, what="storage server") for address in addresses]
         self._caller = caller
@@ -238,11 +240,6 @@ class _Search:
         self._place = rank, world_size
         self._joining: dict[Endpoint, _NotReady] = {}
         """Addresses that were of another cluster when they were asked last, and why that may pass."""
-
-    @property
-    def left(self) -> float:
-        """Seconds until the deadline."""
-        return self._deadline - time.monotonic()
 
     def attempt(self) -> Found:
         """Return the cluster. Raises the reason why it cannot be used."""
@@ -301,7 +298,7 @@ class _Search:
         known = {server.control_address for server in view.servers}
         for endpoint in self._endpoints:
             if endpoint.control_address not in known:
-                timeout_s = min(self._batch_wait, _OTHER_S)
+                timeout_s = self._deadline.left_s(_OTHER_S)
                 other = self._view_or_reason(endpoint, timeout_s)
                 if isinstance(other, Exception):
                     if timeout_s < _OTHER_S and endpoint in self._joining:  # It had no time to reply.
@@ -325,7 +322,7 @@ class _Search:
 
     def _view(self, server: Endpoint, timeout_s: float | None = None) -> ClusterView:
         with closing(StoreClient(server, self._caller)) as client:
-            view = client.cluster(timeout_s or self._batch_wait)
+            view = client.cluster(self._deadline.left_s(_ATTEMPT_S) if timeout_s is None else timeout_s)
         BuildVersions.of(view).agree(str(server))
         if not view.ready:
             raise _NotReady(f"{server} is not ready: {view.reason or 'it did not say why'}")
@@ -339,12 +336,8 @@ class _Search:
             raise _NotReady(  # It has taken over a partition, or repairs one: its next view says so.
                 f"{server} holds partitions {list(view.partitions)}, not {list(server.partitions)}"
             )
-        check_data_port(server, self._caller, digest=graph, timeout_s=self._batch_wait)
+        check_data_port(server, self._caller, digest=graph, timeout_s=self._deadline.left_s(_ATTEMPT_S))
         return view
-
-    @property
-    def _batch_wait(self) -> float:
-        return max(min(self.left, _ATTEMPT_S), 0.1)
 
 
 def _partitions(servers: Iterable[Endpoint]) -> set[int]:

@@ -16,12 +16,13 @@ import time
 from concurrent.futures import FIRST_EXCEPTION, wait
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gigl_loader.errors import FormatError, GiglError, SamplingError, StorageUnavailable
 from gigl_loader.group import RankLock, name_ranks, wait_for
 from gigl_loader.options import MAX_KEY
-from gigl_loader.retry import Backoff
+from gigl_loader.retry import Deadline, attempts, retried
 from gigl_loader.threads import ThreadPool
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class ProducerCreator:
             _LOGGER.info(text, key, group.rank, ranks, batch, stagger_s, creation.describe())
 
     def _creation(self, key: str, request: SourceRequest, timeout_s: float) -> _Creation:
-        return _Creation(self._cluster, key, request.plan.to_json(), time.monotonic() + timeout_s)
+        return _Creation(self._cluster, key, request.plan.to_json(), Deadline.after(timeout_s))
 
     @contextmanager
     def _turn(self, group: RankGroup, request: SourceRequest, timeout_s: float) -> Iterator[str]:
@@ -160,7 +161,7 @@ def _kind(error: BaseException) -> str:
 class _Creation:
     """One producer, to be created on all servers."""
 
-    def __init__(self, cluster: Cluster, key: str, plan: str, deadline: float) -> None:
+    def __init__(self, cluster: Cluster, key: str, plan: str, deadline: Deadline) -> None:
         self._servers = cluster.servers
         self._arguments = (key, plan, cluster.graph_digest)
         self._deadline = deadline
@@ -228,27 +229,20 @@ class _Creation:
 
     def _create_on(self, server: Server) -> None:
         """Retry until the server has the producer."""
-        backoff = Backoff()
-        while not self._is_created(server):
-            if self._given_up.wait(backoff.next_s()):
-                raise StorageUnavailable(f"{server.endpoint}: given up, as another server failed")
 
-    def _is_created(self, server: Server) -> bool:
-        """Return whether the server has the producer. Raises the last error when the time is over."""
-        left = self._deadline - time.monotonic()
-        try:
-            if server.client.create_producer(*self._arguments, max(min(left, _ATTEMPT_S), 0.1)):
-                self._made.append(server)
-        except StorageUnavailable:
+        def note(error: Exception) -> None:
             with self._lock:
                 self._failed.add(id(server))
-            if self._deadline - time.monotonic() <= _LAST_ATTEMPT_S:
-                raise
-            return False
+
+        tries = attempts(self._deadline, least_s=_LAST_ATTEMPT_S, wait=self._given_up.wait)
+        retried(partial(self._create_once, server), StorageUnavailable, tries, failed=note)
+
+    def _create_once(self, server: Server) -> None:
+        if server.client.create_producer(*self._arguments, self._deadline.left_s(_ATTEMPT_S)):
+            self._made.append(server)
         with self._lock:
             self._created.append(server)
             self._seconds[str(server.endpoint)] = time.monotonic() - self._began
-        return True
 
     def _destroy_on(self, server: Server) -> None:
         with suppress(GiglError, ValueError):  # Its lease ends it otherwise.

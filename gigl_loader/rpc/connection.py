@@ -11,6 +11,8 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -25,7 +27,7 @@ from gigl_loader.native import (
     TlsContext,
 )
 from gigl_loader.processes import keep_freed_memory
-from gigl_loader.retry import Backoff
+from gigl_loader.retry import Deadline, attempts, retried
 from gigl_loader.rpc.calls import Cancellation, Cancelled
 from gigl_loader.rpc.refusals import Contact, FaultKind, Refusal, RefusalKind, Retry, rule_of
 from gigl_loader.rpc.reply_stream import ReplyBuffer, ReplyStream
@@ -46,6 +48,7 @@ _CONNECT_S = 5.0
 _IDLE_S = 60.0
 """Shorter than the service's limit, so that callers close idle connections, and seldom find closed ones."""
 
+_LAST_ATTEMPT_S = 0.1
 _POLL_S = 0.01  # To look for a connection that another call has put back.
 
 
@@ -125,12 +128,12 @@ class ConnectionPool:
                 connection.idle_since = time.monotonic()
                 self._idle.append(connection)
 
-    def wait_for_another(self, seconds: float, cancellation: Cancellation) -> bool:
-        """Wait for a connection that a call puts back, at most ``seconds``. Return whether there is any."""
+    def has_none_after(self, seconds: float, cancellation: Cancellation) -> bool:
+        """Wait for a connection that a call puts back, at most ``seconds``. Return whether there is none."""
         until = time.monotonic() + seconds
         while self._num_used and not self._idle and time.monotonic() < until and not cancellation.cancelled:
             cancellation.wait(_POLL_S)
-        return bool(self._num_used or self._idle)
+        return not (self._num_used or self._idle)
 
     def drop_idle(self) -> None:
         """Close idle connections, which a service that was restarted does not know."""
@@ -267,7 +270,8 @@ class Connection:
         cancellation, began = cancellation or Cancellation(), time.monotonic()
         try:
             with self._entered(cancellation):
-                return self._patient(request, read, began + (timeout_s or self._timeout_s), cancellation)
+                deadline = Deadline.after(timeout_s or self._timeout_s)
+                return self._patient(request, read, deadline, cancellation)
         except AttemptFailed as error:
             seconds = time.monotonic() - began
             text = f"{self._endpoint} did not answer within {seconds:.1f} s: {error}"
@@ -332,22 +336,23 @@ class Connection:
         self,
         request: bytes,
         read: Callable[[ReplyStream], Result],
-        deadline: float,
+        deadline: Deadline,
         cancellation: Cancellation,
     ) -> Result:
         """Make an attempt, again while the peer is busy. Raises ``Refusal`` or ``AttemptFailed``."""
-        backoff = Backoff()
-        while True:
-            try:
-                return self._attempt(request, read, deadline, cancellation)
-            except AttemptFailed as error:
-                pause_s = backoff.next_s()
-                if error.kind is not RefusalKind.BUSY or deadline - time.monotonic() <= pause_s:
-                    raise
-                _LOGGER.debug("%s: asking again after: %s", self._endpoint, error)
-            if cancellation.wait(pause_s):
+
+        def check(error: AttemptFailed) -> None:
+            if error.kind is not RefusalKind.BUSY:
+                raise error
+
+        def wait(seconds: float) -> None:
+            if cancellation.wait(seconds):
                 raise self._ended_error()
             self.count(retries=1)
+
+        attempt = partial(self._attempt, request, read, deadline.at, cancellation)
+        tries = attempts(deadline, least_s=_LAST_ATTEMPT_S, wait=wait)
+        return retried(attempt, AttemptFailed, tries, failed=check)
 
     def renew(self, caller: Caller) -> None:
         """Use the token and certificate of ``caller`` from the next call on."""
@@ -403,7 +408,7 @@ class Connection:
         Where no new connection can be had, for example beyond a limit of the peer, the request waits for one
         that another call uses, and is sent over a new one after each pause. Without any, the attempt fails.
         """
-        tokens_refused, backoff = 0, None
+        tokens_refused, retries = 0, None
         while True:
             connection, failure = self._pool.take(), ""
             try:
@@ -423,9 +428,9 @@ class Connection:
             finally:
                 self._pool.put_back(connection)
             if failure:
-                backoff = backoff or Backoff()
-                pause_s = min(backoff.next_s(), deadline - time.monotonic())
-                if pause_s <= 0 or not self._pool.wait_for_another(pause_s, cancellation):
+                wait = partial(self._pool.has_none_after, cancellation=cancellation)
+                retries = retries or islice(attempts(Deadline(deadline), wait=wait), 1, None)
+                if next(retries, None) is None:
                     raise StreamClosed(failure)
                 self.count(retries=1)
                 if not self._is_short:

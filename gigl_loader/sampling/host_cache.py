@@ -25,7 +25,7 @@ import numpy as np
 from gigl_loader.errors import FormatError
 from gigl_loader.memfile import create_memory, map_memory
 from gigl_loader.native import PeerSlots, slot_table_size
-from gigl_loader.retry import Backoff
+from gigl_loader.retry import FOREVER, attempts
 from gigl_loader.tensors import ArraySpec, Layout
 
 if TYPE_CHECKING:
@@ -156,12 +156,12 @@ class HostCache:
         """Find the parts of other ranks, and let those go whose ranks have ended, until the end."""
         parts: dict[int, _Part] = {}
         seen: dict[int, str] = {}
-        backoff = Backoff(first_s=_FIRST_LOOK_S, longest_s=_LOOK_S)
         key = f"host-cache/{self._ranks.host_index}/{self._ranks.loader}"
         try:
             self._ranks.group.publish(key, told)
-            while not self._open.acquire(timeout=backoff.next_s()):
-                self._look_once(key, parts, seen)
+            for number in attempts(FOREVER, first_s=_FIRST_LOOK_S, longest_s=_LOOK_S, wait=self._has_ended):
+                if number:
+                    self._look_once(key, parts, seen)
         except ConnectionError as error:
             logger.info("%s: no more ranks of this host are looked for: %s", self._ranks.loader, error)
             self._open.acquire()
@@ -170,6 +170,10 @@ class HostCache:
             fcntl.flock(lock, fcntl.LOCK_UN)  # Not merely closed: a child forked meanwhile has the open file.
             for each in (fd, lock, *(part.fd for part in parts.values())):
                 os.close(each)
+
+    def _has_ended(self, seconds: float) -> bool:
+        """Wait for the end, for so long. Return whether it has come."""
+        return self._open.acquire(timeout=seconds)
 
     def _look_once(self, key: str, parts: dict[int, _Part], seen: dict[int, str]) -> None:
         """``seen`` has what ranks published, as far as it was looked at."""

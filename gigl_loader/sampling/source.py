@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -16,7 +17,7 @@ from gigl_loader.channel.frame import Failure, Frame
 from gigl_loader.channel.ring import SlotPool, private_slots
 from gigl_loader.errors import StorageUnavailable
 from gigl_loader.options import FeatureOptions, StoreOptions, WorkerOptions
-from gigl_loader.retry import Backoff
+from gigl_loader.retry import Deadline, attempts, retried
 from gigl_loader.sampling.schedule import OneBatch, SeedWeightedSampler
 from gigl_loader.topology import Topology
 
@@ -203,7 +204,7 @@ class InlineSource:
             self._check()
         began = time.perf_counter()
         try:
-            frame = self._sampled(self._slots, began + timeout)
+            frame = self._sampled(self._slots, time.monotonic() + timeout)
         except Exception as error:
             record = Failure.of(error, epoch=self._epoch, batch=self._position, worker=None)
             if not isinstance(error, StorageUnavailable):
@@ -246,16 +247,11 @@ class InlineSource:
 
     def _sampled(self, slots: SlotPool, deadline: float) -> Frame:
         """Return the next batch. While its nodes' owner does not answer, sample again until ``deadline``."""
-        backoff: Backoff | None = None
-        while True:
-            try:
-                return self._sample(slots)
-            except StorageUnavailable:  # The store has waited for a part of the time, unless it was refused.
-                backoff = backoff or Backoff()
-                pause = backoff.next_s()
-                if time.perf_counter() + pause >= deadline:
-                    raise
-            time.sleep(pause)
+        try:
+            return self._sample(slots)
+        except StorageUnavailable as error:  # The store waited for a part of the time, or was refused.
+            again, tries = partial(self._sample, slots), attempts(Deadline(deadline))
+            return retried(again, StorageUnavailable, tries, after=error)
 
     def _sample(self, slots: SlotPool) -> Frame:
         span = None if self._spans is None else self._spans.begin(self._epoch, self._position)

@@ -18,7 +18,7 @@ import numpy as np
 
 from gigl_loader.channel.frame import Failure, Frame
 from gigl_loader.errors import StorageUnavailable, add_note, strip_traceback
-from gigl_loader.retry import Backoff
+from gigl_loader.retry import FOREVER, attempts, retried
 from gigl_loader.sampling.resident import carried_only
 
 if TYPE_CHECKING:
@@ -324,22 +324,23 @@ class WindowThreads:
         An owner that does not answer is tried again until the timeout.
         """
         began = time.monotonic()
-        backoff = Backoff()
+
+        def wait(pause: float) -> bool:  # The deadline moves: ``told_at`` does.
+            late = time.monotonic() + pause - max(began, self.told_at) > self.timeout_s
+            if late or generation != self.generation or self.closed:
+                return True
+            time.sleep(pause)
+            return False
+
+        def note(error: Exception) -> None:
+            self.fault = str(error)
+
         try:
-            while True:
-                try:
-                    read()
-                    self.fault = ""
-                    return None
-                except StorageUnavailable as error:
-                    self.fault = str(error)
-                    pause = backoff.next_s()
-                    late = time.monotonic() + pause - max(began, self.told_at) > self.timeout_s
-                    if late or generation != self.generation or self.closed:
-                        return _with_note(error)
-                time.sleep(pause)
+            retried(read, StorageUnavailable, attempts(FOREVER, wait=wait), failed=note)
         except Exception as error:
             return _with_note(error)
+        self.fault = ""
+        return None
 
     def _failure(self, error: Exception, skeleton: Skeleton) -> Exception:
         """Return the ``SamplingError`` of a batch whose features cannot be had."""

@@ -16,6 +16,7 @@ import select
 import time
 import weakref
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gigl_loader.channel.frame import Failure, Frame
@@ -23,7 +24,7 @@ from gigl_loader.channel.ring import RingLayout
 from gigl_loader.errors import FormatError, SamplingError, WorkerDied, add_note
 from gigl_loader.processes import is_stopped
 from gigl_loader.resources import address_bytes, naming_channel, naming_process_limit, process_limit
-from gigl_loader.retry import Backoff
+from gigl_loader.retry import Deadline, attempts
 from gigl_loader.sampling.request import entry_bytes
 from gigl_loader.sampling.source import check_epoch, features_told
 from gigl_loader.tensors import Layout
@@ -33,7 +34,7 @@ from gigl_loader.workers.handle import WorkerHandle, statistics
 from gigl_loader.workers.process import check_start_method, collect_stacks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from gigl_loader.graph.graph import Graph
     from gigl_loader.options import WorkerOptions
@@ -324,16 +325,14 @@ class WorkerSource:
         Raises the last reason why it was not available then.
         """
         reason: Exception | None = None
-        backoff: Backoff | None = None
+        retries: Iterator[int] | None = None
         try:
             while (batch := self._next_ready()) is None or self._ready[batch].unavailable:
                 if batch is not None:
                     reason = self._request_again(self._ready.pop(batch))
-                    backoff = backoff or Backoff()  # A peer that refuses does so at once.
-                    pause = backoff.next_s()
-                    if time.monotonic() + pause >= deadline:
+                    retries = retries or islice(attempts(Deadline(deadline)), 1, None)
+                    if next(retries, None) is None:  # Pauses: a peer that refuses does so at once.
                         raise reason
-                    time.sleep(pause)
                     self._hand_out()
                 self._wait(deadline, timeout)
         except TimeoutError:

@@ -14,7 +14,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util import list_named_actors
 
-from gigl_loader.retry import Backoff, Deadline
+from gigl_loader.retry import FOREVER, Deadline, attempts
 from gigl_loader.rpc.endpoint import Address
 from gigl_server.child import start_storage_server
 from gigl_server.config import read_settings
@@ -106,26 +106,29 @@ class StoreActor:
 
     def _keep_running(self) -> None:
         """Start the server, and start it again when it ends, until ``stop``."""
-        backoff = Backoff(first_s=0.2, longest_s=_LONGEST_PAUSE_S)
-        name = f"storage server {self._plan.index}"
         while not self._ending.is_set():
-            began = time.monotonic()
-            try:
-                self._process = process = self._start()
-                self._failure = None
-                self._run(process)
-                if self._ending.is_set():
-                    return
-                _LOGGER.warning("%s %s: starting it again", name, process.describe())
-            except Exception as error:  # Any error: a server that is not started again is worse.
-                self._failure, self._settings = error, None  # Another port, and files as they are then.
-                _LOGGER.error("%s: %s; starting it again", name, error)
-            self._ready.clear()
-            if self._process is not None:
-                self._process.end()
-            if time.monotonic() - began > _STEADY_S:
-                backoff.reset()
-            self._ending.wait(backoff.next_s())
+            for _ in attempts(FOREVER, first_s=0.2, longest_s=_LONGEST_PAUSE_S, wait=self._ending.wait):
+                if self._ran_steadily():
+                    break  # The next pauses are short again.
+
+    def _ran_steadily(self) -> bool:
+        """Start the server, and return after its end whether it ran for long."""
+        name = f"storage server {self._plan.index}"
+        began = time.monotonic()
+        try:
+            self._process = process = self._start()
+            self._failure = None
+            self._run(process)
+            if self._ending.is_set():
+                return True
+            _LOGGER.warning("%s %s: starting it again", name, process.describe())
+        except Exception as error:  # Any error: a server that is not started again is worse.
+            self._failure, self._settings = error, None  # Another port, and files as they are then.
+            _LOGGER.error("%s: %s; starting it again", name, error)
+        self._ready.clear()
+        if self._process is not None:
+            self._process.end()
+        return time.monotonic() - began > _STEADY_S
 
     def _start(self) -> ServerProcess:
         """Start the server, wait until it listens, and keep its ports for the next start."""
@@ -165,16 +168,13 @@ class StoreActor:
         they are waited for.
         """
         patience = 0.0 if self._met else _PATIENCE_S
-        deadline, backoff = time.monotonic() + patience, Backoff()
-        while True:
+        found: set[str] = set()
+        for _ in attempts(Deadline.after(patience), wait=self._ending.wait):
             found = set(addresses_of(self._plan.others))
-            if (
-                len(found) == len(self._plan.others)
-                or time.monotonic() > deadline
-                or self._ending.wait(backoff.next_s())
-            ):
-                self._met = True
-                return found
+            if len(found) == len(self._plan.others):
+                break
+        self._met = True
+        return found
 
 
 def _is_made_anew() -> bool:
@@ -204,16 +204,14 @@ def find_servers(name: str = "gigl-store", *, timeout_s: float = 60.0) -> list[s
     trainers of each other, and of servers that come later. ``TimeoutError`` where none answers within
     ``timeout_s``.
     """
-    deadline, backoff = Deadline.after(timeout_s), Backoff()
-    while True:
+    deadline = Deadline.after(timeout_s)
+    for _ in attempts(deadline):
         found = addresses_of(_names(name), deadline.left_s(_ANSWER_S))
         if found:
             return found
-        if not deadline.left_s():
-            raise TimeoutError(
-                f"no server of {name!r} answered within {timeout_s:g} s: is there such a StoreCluster?"
-            )
-        time.sleep(deadline.left_s(backoff.next_s()))
+    raise TimeoutError(
+        f"no server of {name!r} answered within {timeout_s:g} s: is there such a StoreCluster?"
+    )
 
 
 def actor_name(cluster: str, index: int) -> str:

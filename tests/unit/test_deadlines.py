@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from gigl_client import channels, cluster
+from gigl_client import channels, cluster, discovery, producers
 from gigl_client.channels import ChannelConfig, close_channel, open_channel
 from gigl_client.discovery import Found
 from gigl_loader import retry
@@ -55,6 +55,9 @@ class Clock:
 
     def monotonic(self) -> float:
         return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
 
 
 @pytest.fixture
@@ -262,6 +265,53 @@ def test_connecting_takes_one_timeout_in_all(clock: Clock, monkeypatch: pytest.M
         cluster.connect_cluster("h:1", Caller(), timeout_s=WHOLE_S)
     assert (find.given, replicas.given) == ([WHOLE_S], [WHOLE_S - EACH_S])
     assert patience == [0.0, WHOLE_S - 2 * EACH_S]
+
+
+class Search:
+    """A search for servers whose attempts fail. Each takes ``EACH_S``, or what is left."""
+
+    def __init__(self, clock: Clock, deadline: Deadline) -> None:
+        self._clock, self._deadline = clock, deadline
+
+    def attempt(self) -> Any:
+        self._clock.now += self._deadline.left_s(EACH_S)
+        raise StorageUnavailable("the last reason")
+
+
+@pytest.mark.parametrize("whole_s", [EACH_S / 2, WHOLE_S])
+def test_servers_are_searched_within_the_timeout(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, whole_s: float
+) -> None:
+    monkeypatch.setattr(discovery, "_Search", lambda _, __, deadline, *___: Search(clock, deadline))
+    began = clock.now
+    with pytest.raises(StorageUnavailable, match=f"within {whole_s:g} s: the last reason"):
+        discovery.find_servers([Address("h", 1)], Caller(), timeout_s=whole_s)
+    assert clock.now - began <= whole_s
+
+
+def test_addresses_are_checked_within_the_timeout(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be many, and after the deadline each has no time, not a little."""
+    asked = Asked(clock, *(StorageUnavailable("silent") for _ in range(9)))
+    monkeypatch.setattr(StoreClient, "cluster", lambda self, timeout_s: asked(timeout_s=timeout_s))
+    addresses = [Address("h", number) for number in range(1, 10)]
+    search = discovery._Search(addresses, Caller(insecure=True), Deadline.after(EACH_S), 0, 1)
+    view = response_of(Endpoint.of_address(Address("k", 1), what="storage server"), graph="g").view
+    search._check_addresses(view)
+    assert asked.given == [2.0] + [0.0] * 8
+
+
+def test_a_producer_is_created_within_the_timeout(clock: Clock) -> None:
+    creates = Asked(clock, *(StorageUnavailable("away") for _ in range(9)))
+    server: Any = SimpleNamespace(
+        endpoint="server", client=SimpleNamespace(create_producer=creates.positional)
+    )
+    whole: Any = SimpleNamespace(servers=(server,), graph_digest="g")
+    creation = producers._Creation(whole, "k", "{}", Deadline.after(2.5 * EACH_S))
+    creation._given_up = SimpleNamespace(wait=clock.sleep, is_set=bool)  # type: ignore[assignment]
+    with pytest.raises(StorageUnavailable, match="away"):
+        creation._create_on(server)
+    assert creates.given[:2] == [EACH_S, EACH_S]
+    assert all(given <= EACH_S / 2 for given in creates.given[2:])
 
 
 def channel_config(**changes: Any) -> ChannelConfig:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gigl_loader.errors import FormatError, GiglError, StorageUnavailable
 from gigl_loader.graph.folder import DiskFolder
 from gigl_loader.graph.manifest import files_of, part_of
-from gigl_loader.retry import Backoff
+from gigl_loader.retry import Deadline, attempts
 from gigl_loader.threads import start_thread
 from gigl_server.partitions.assembly import PullStopped
 from gigl_server.partitions.pull import PullProgress, pull_from, size_text, unsound_files
@@ -82,25 +82,28 @@ class Repairer:
             raise damage
         _LOGGER.error("damage found, to be repaired from another server: %s", damage)
         began, told = time.monotonic(), ""
-        backoff = Backoff(first_s=_AGAIN_S, longest_s=_LONGEST_AGAIN_S)
         names: set[str] = set()
         fetched = 0
-        while True:
+        tries = attempts(
+            Deadline.after(_GIVE_UP_S), first_s=_AGAIN_S, longest_s=_LONGEST_AGAIN_S, wait=self._ended.wait
+        )
+        for number in tries:
             try:
+                if number:
+                    names.update(self._unsound(graph.folder, names))
                 parts = self._step_back(names)
                 fetched += self._pull(graph.folder, sorted(names))
                 own = self._held().intersection(parts)
                 self._holdings.gain(own, lists_of=set(parts) - own, reopen=names)
                 break
             except (GiglError, OSError) as error:
-                if time.monotonic() - began > _GIVE_UP_S:
-                    raise FormatError(f"{damage}; not repaired: {error}") from None
                 if str(error) != told:
                     told = str(error)
                     _LOGGER.warning("not repaired yet: %s", told)
-            if self._ended.wait(backoff.next_s()):
+        else:
+            if self._ended.is_set():
                 raise PullStopped
-            names.update(self._unsound(graph.folder, names))
+            raise FormatError(f"{damage}; not repaired: {told}")
         self._counters.add(repairs=1, repaired_bytes=fetched)
         what, seconds = ", ".join(sorted(names)[:4]), time.monotonic() - began
         _LOGGER.info("repaired in %.1f s, %s pulled again: %s", seconds, size_text(fetched), what)
