@@ -80,7 +80,7 @@ class ArraySpec:
     def __post_init__(self) -> None:
         if self.dtype not in STORAGE_DTYPES:
             raise FormatError(f"unknown dtype {self.dtype!r}; known: {', '.join(STORAGE_DTYPES)}")
-        if any(size < 0 for size in self.shape):
+        if self.shape and min(self.shape) < 0:
             raise FormatError(f"negative size in shape {self.shape}")
 
     @property
@@ -199,9 +199,7 @@ class Layout:
     def view(self, buffer: npt.NDArray[np.uint8], name: str) -> npt.NDArray[Any]:
         """Return array ``name`` of a document in ``buffer``, without a copy."""
         spec = self.specs[name]
-        begin = self.offsets[name]
-        flat = buffer[begin : begin + spec.nbytes]
-        return flat.view(STORAGE_DTYPES[spec.dtype]).reshape(spec.shape)
+        return np.ndarray(spec.shape, STORAGE_DTYPES[spec.dtype], buffer, self.offsets[name])
 
 
 def _alignment(nbytes: int) -> int:

@@ -129,7 +129,8 @@ class Frame:
     @property
     def counters(self) -> dict[str, int]:
         """Numbers that the sampler counted for the batch, by name."""
-        counters: dict[str, int] = json.loads(self.layout.metadata.get("counters", "{}"))
+        text = self.layout.metadata.get("counters")
+        counters: dict[str, int] = {} if text is None else json.loads(text)
         return counters
 
     @property

@@ -106,7 +106,7 @@ class Collator:
         data = Data()
         # In the order of ``Data(**attributes)``, which takes 10 us to set each.
         first = {name: attributes.pop(name) for name in _FIRST_OF_DATA if name in attributes}
-        data.stores[0].update(first | attributes)
+        _fill(data.stores[0], first | attributes)
         return data
 
     def _hetero_data(self, tensors: FrameTensors) -> HeteroData:
@@ -117,17 +117,18 @@ class Collator:
         # All node types come before any edge type: PyG takes an unknown name for a relation otherwise.
         for nodes in self._nodes:
             counts = nodes_per_hop[nodes.node_type]
-            data.get_node_store(nodes.node_type).update(nodes.attributes(tensors), num_sampled_nodes=counts)
+            store = data.get_node_store(nodes.node_type)
+            _fill(store, {**nodes.attributes(tensors), "num_sampled_nodes": counts})
         attributes = self._edge_attributes(tensors)
         for edges in self._edges:
-            store = data.get_edge_store(*edges.message_type)
-            store.update(attributes[edges.name])
+            of_type = attributes[edges.name]
             if self._edges_by_hop:
-                store.num_sampled_edges = edges_per_hop[edges.message_type]
+                of_type["num_sampled_edges"] = edges_per_hop[edges.message_type]
+            _fill(data.get_edge_store(*edges.message_type), of_type)
         if self._seed_type is not None:
             distinct = nodes_per_hop[self._seed_type][0]
             seed_attributes = self._seed_attributes(tensors, self._seed_type, distinct)
-            data.get_node_store(self._seed_type).update(seed_attributes)
+            _fill(data.get_node_store(self._seed_type), seed_attributes)
         data.num_sampled_nodes = nodes_per_hop
         if self._edges_by_hop:
             data.num_sampled_edges = edges_per_hop
@@ -151,6 +152,11 @@ class Collator:
             "seed_index": seed_index(seeds, node_ids[:distinct]),
             **({SEED_TIME: tensors.tensor(SEED_TIME)} if self._timed else {}),
         }
+
+
+def _fill(store: Any, attributes: Mapping[str, Any]) -> None:
+    """Set attributes of a store of PyG that caches nothing yet. Its own ``update`` takes 1 us for each."""
+    store._mapping.update(attributes)
 
 
 def seed_index(seeds: Tensor, distinct: Tensor) -> Tensor:

@@ -156,7 +156,8 @@ class SeedWatch:
     def look(self, frame: Frame) -> None:
         """Look at a batch that was delivered. It costs an addition for each edge type."""
         if self._rows:
-            specs, num_seeds = frame.layout.specs, len(frame.array("input_id"))
+            specs = frame.layout.specs
+            num_seeds = specs["input_id"].shape[0]
             self._seeds += num_seeds
             self._without += 0 if any(specs[name].shape[0] for name in self._rows) else num_seeds
             if self._without >= _FEW:
