@@ -227,7 +227,7 @@ def calls_at_open(c: Cluster, k: Constants) -> list[Line]:
 
 
 def calls_of_batches(c: Cluster, batch: Batch, k: Constants) -> list[Line]:
-    """A request and a frame per batch; the lists of each hop from their owners; rows from theirs."""
+    """A request per batch, with its frame; the lists of each hop from their owners; rows from theirs."""
     away = c.partitions - c.own_partitions
     share = away / c.partitions
     n = c.batches
@@ -235,8 +235,13 @@ def calls_of_batches(c: Cluster, batch: Batch, k: Constants) -> list[Line]:
     targets, edges = (n * share * sum(each) for each in (batch.targets_per_hop, batch.edges_per_hop))
     frame = batch.deferred_frame_bytes if c.defers_rows else batch.frame_bytes
     lines = [
-        Line(("data", "sample"), n, varying_in=n * batch.seeds * (8 + _INDEX_BYTES), order="N"),
-        Line(("data", "frame"), n, varying_out=n * frame, order="N"),
+        Line(
+            ("data", "sample"),
+            n,
+            varying_in=n * batch.seeds * (8 + _INDEX_BYTES),
+            varying_out=n * frame,
+            order="N",
+        ),
     ]
     if away:
         lines.append(

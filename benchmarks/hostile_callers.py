@@ -78,32 +78,25 @@ class _Caller:
         return bytes(messages.Channel.FromString(self.call("OpenChannel", order).result()).id)
 
     def ask(self, channel: bytes, batch: int, seeds: int) -> Any:
-        """Ask for a batch. The call ends when it lies ready."""
+        """Ask for a batch. The call ends when it is made."""
         chosen = (np.arange(seeds, dtype="<i8") + batch * seeds) % self.scene.nodes
         return self.ask_for(channel, batch, chosen.tobytes(), chosen.tobytes())
 
     def ask_for(self, channel: bytes, batch: int, index: bytes, inputs: bytes) -> Any:
-        """Ask for a batch of these entries. The call ends when it lies ready."""
+        """Ask for a batch of these entries. The call ends when it is made."""
         request = messages.SampleRequest(channel=channel, epoch=0, batch=batch, inputs=inputs, index=index)
         return self._threads.submit(self._sampled, request.SerializeToString())
 
-    def _sampled(self, request: bytes) -> messages.SampleReply:
-        client, nbytes = self.fetch(request, sample=True)
-        reply = np.empty(nbytes, np.uint8)
-        client.read(reply)
-        size = int(reply[:4].view("<u4")[0])
-        return messages.SampleReply.FromString(reply[4 : 4 + size].tobytes())
+    def _sampled(self, request: bytes) -> tuple[DataClient, int]:
+        """Ask for a batch. Return the connection, and the size of the reply that it can read.
 
-    def fetch(self, ticket: bytes, *, sample: bool = False) -> tuple[DataClient, int]:
-        """Ask the data port. Return the connection, and the size of the reply that it can read.
-
-        With ``sample``, the request is one for a batch. ``StreamError`` for a refusal.
+        ``StreamError`` for a refusal.
         """
         host, _, port = self.scene.data.rpartition(":")
         client = DataClient(host, int(port))
         client.connect(_CALL_S)
         header = "".join(f"{name}: {value}\n" for name, value in self.headers)
-        refused, nbytes, _ = client.call(header.encode(), ticket, _CALL_S, sample)
+        refused, nbytes, _ = client.call(header.encode(), request, _CALL_S, True)
         if refused:
             raise StreamError("refused")
         return client, nbytes
@@ -113,21 +106,20 @@ def _asking(
     scene: Scene, fanout: tuple[int, ...], seeds: int, *, replace: bool, share: int, read: bool
 ) -> None:
     """Keep every credit of some channels in use, and read what comes, or not."""
-    from gigl_loader.rpc.graph_requests import encode_frame_request
-
     caller = _Caller(scene)
     channels = [caller.open(fanout, replace=replace, share=share) for _ in range(4)]
     _say_ready()
-    batch = 0
+    batch, unread = 0, []
     while True:
         calls = [caller.ask(channel, batch + place, seeds) for channel in channels for place in range(16)]
         batch += 16
         for call in calls:
             with suppress(grpc.RpcError, StreamError):
-                reply = call.result()
+                client, nbytes = call.result()
                 if read:
-                    client, nbytes = caller.fetch(encode_frame_request(reply.handle))
                     client.read(np.empty(nbytes, np.uint8))
+                else:
+                    unread.append(client)
         time.sleep(_PAUSE_S)
 
 
@@ -141,8 +133,6 @@ def expensive_plans(scene: Scene) -> None:
 
 def bomb(scene: Scene, kind: str) -> None:
     """Train on batches that take as long as their kind can."""
-    from gigl_loader.rpc.graph_requests import encode_frame_request
-
     caller = _Caller(scene)
     made = BOMBS[kind]
     channels = [caller.open_plan(f"{kind} {number}", made.plan) for number in range(2)]
@@ -154,15 +144,13 @@ def bomb(scene: Scene, kind: str) -> None:
         batch += 2
         for call in calls:
             with suppress(grpc.RpcError, StreamError):
-                reply = call.result()
-                if reply.handle:
-                    client, nbytes = caller.fetch(encode_frame_request(reply.handle))
-                    client.read(np.empty(nbytes, np.uint8))
+                client, nbytes = call.result()
+                client.read(np.empty(nbytes, np.uint8))
         time.sleep(_PAUSE_S)
 
 
 def unread_frames(scene: Scene) -> None:
-    """Have batches made and never fetch them."""
+    """Have batches made and never read them."""
     _asking(scene, (15, 10, 5), 1000, replace=False, share=1, read=False)
 
 

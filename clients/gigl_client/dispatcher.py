@@ -1,8 +1,7 @@
 """Dispatcher between a source and its servers: sends requests, turns replies into frames, retries.
 
-Only dedicated threads wait for a server: each request has one until its reply was received. A few other
-threads fetch large frames and deferred features, in the order of the batches. No thread holds the lock while
-it waits for a server.
+Each request has a thread of its own until its frame is here, whole. No thread holds the lock while it waits
+for a server.
 """
 
 from __future__ import annotations
@@ -12,38 +11,37 @@ import math
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from gigl_client.in_flight import InFlight, InFlightRequest
-from gigl_client.receiver import Arrival, Response, ResponseThreads, Scratch, Unfetched
 from gigl_loader.channel.frame import Failure, Frame
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable, strip_traceback
 from gigl_loader.rpc.calls import AttemptThreads, Cancelled
 from gigl_loader.rpc.control import PENDING_HEADER
-from gigl_loader.rpc.refusals import Busy, Damaged, FaultKind, Gone, Unknown, rule_of
+from gigl_loader.rpc.refusals import Busy, Damaged, FaultKind, Unknown, rule_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from gigl_client.channel_pool import ChannelPool
     from gigl_client.channels import Channel, OpenChannel
-    from gigl_client.receiver import Receiver
+    from gigl_client.receiver import Arrival, Receiver
     from gigl_loader.rpc.reply_stream import ReplyStream
     from gigl_loader.sampling.request import BatchRequest
 
 _LOGGER = logging.getLogger(__name__)
 
 _FIRST_S, _LONGER_S = 1.0, 30.0
-_CLOSE_S, _LEAVE_S = 2.0, 1.0
+_CLOSE_S = 2.0
 _SILENT_S = 2.0
 """Silence of a server that the trainer waits for, after which it is asked whether it has the request. One
 without descriptors leaves new connections, and what was sent over them, in the queue of its kernel."""
 _CHECK_S = 5.0
 _MAX_BROKEN = 3
-_NO_SCRATCH = Scratch()  # Of frames that are whole: nothing is written to it.
 _MAX_CHECKS = 2
 """Checks in a row without the request, after which it was lost: it may wait to be read."""
 
@@ -90,11 +88,13 @@ class Dispatcher:
         self._callers = AttemptThreads(f"requests of {name}")
         channels.on_change = self._go_on
         channels.on_leave = self._put_back
-        self.threads = ResponseThreads(self._settle, name=name)
+        self.cpu_s = 0.0
+        """CPU time of the threads that receive batches."""
 
     def start_epoch(self, epoch: int, first_batch: int) -> None:
         """Leave the current epoch, and request the first batches of another."""
         with self._changed:
+            self._cancel_all()
             self._in_flight.start(epoch, first_batch)
             self._times_broken.clear()
             self._channels.forget_loads()
@@ -114,7 +114,6 @@ class Dispatcher:
                 now = time.monotonic()
                 self._hedge(now)
                 self._check_awaited(now)
-                self.threads.keep_a_fetcher(now)
             return ready
 
     def check_at(self) -> float:
@@ -125,16 +124,20 @@ class Dispatcher:
         return max(sent.since + self._silent_s, self._check_from)
 
     def close(self, *others: Callable[[], None], wait: bool) -> None:
-        """End the threads, close the channels and call ``others``. ``wait``: wait for them, at most 3 s."""
+        """End the threads, close the channels and call ``others``. ``wait``: wait for them, at most 2 s."""
         with self._changed:
             self._in_flight.stop()
             jobs = self._channels.close()
             calls, self._calls = self._calls, set()
             self._changed.notify_all()
-        self.threads.end()
         self._callers.close()
         _at_once([partial(_cancel, calls), *jobs, *others], seconds=_CLOSE_S if wait else 0)
-        self.threads.join(_LEAVE_S if wait else 0)
+
+    def _cancel_all(self) -> None:
+        """End the calls of an epoch that is left, but for those whose servers may write to a ring slot."""
+        for sent in self._in_flight.under_way():
+            if sent.slot is None:
+                sent.cancellation.cancel()
 
     def _hand_out(self) -> None:
         """Request as many batches as may be in flight."""
@@ -175,7 +178,7 @@ class Dispatcher:
         except Exception:  # The client was closed.
             return
         self._check_from = math.inf
-        self._await(Response(sent, call=call))
+        self._await(call, partial(self._settle_check, sent, call))
 
     def _request_of(self, batch: int) -> BatchRequest | None:
         """Return the request for a batch: the same one at every retry. ``None`` where it cannot be made."""
@@ -220,11 +223,13 @@ class Dispatcher:
             strip_traceback(error)
             if not isinstance(error, Cancelled):  # Else another server has sent the batch.
                 self._land(sent, error)
-        self.threads.add_cpu(time.thread_time() - began)
+        with self._changed:
+            self.cpu_s += time.thread_time() - began
 
     def _receive(self, sent: InFlightRequest, message: bytes) -> None:
         def read(reply: ReplyStream) -> Arrival:
             self._replied(sent)  # The next request is sent before this reply is read.
+            self._let_first_pass(sent)
             return self._receiver.read(sent, reply)
 
         failure: Exception | None = None
@@ -235,16 +240,12 @@ class Dispatcher:
         with self._changed:
             self._calls.discard(sent.cancellation)
         if failure is not None:
+            begun = sent.replied
             self._replied(sent)
             if not sent.cancellation.cancelled:
-                self._call_failed(sent, failure)
+                self._call_failed(sent, failure, begun=begun)
         elif self._is_due(sent, arrival):
-            if self._receiver.is_prompt(sent, arrival):
-                self._let_first_pass(sent)
-                self._settle_arrival(sent, arrival, _NO_SCRATCH)
-            else:
-                sent.waits = not sent.arrived
-                self.threads.put(Response(sent, arrival))
+            self._settle_arrival(sent, arrival)
 
     def _replied(self, sent: InFlightRequest) -> None:
         """Record that a server has replied to a request, or that the call failed."""
@@ -268,36 +269,25 @@ class Dispatcher:
         self._again(sent, StorageUnavailable(f"{sent.channel} skipped it"))
         return False
 
-    def _await(self, response: Response) -> None:
-        """Have a thread settle the response when its call has ended."""
-        self._calls.add(response.call)
-        response.call.add_done_callback(lambda _: self.threads.put(response))
+    def _await(self, call: Any, settle: Callable[[], None]) -> None:
+        """Have a thread settle a call of gRPC when it has ended."""
+        self._calls.add(call)
 
-    def _settle(self, response: Response, scratch: Scratch) -> None:
-        try:
-            if response.is_probe:
-                self._settle_probe(response)
-            elif response.arrival is None:
-                self._settle_check(response)
-            else:
-                self._let_first_pass(response.sent)
-                self._settle_arrival(response.sent, response.arrival, scratch)
-        except Exception as error:
-            strip_traceback(error)  # Threads of a store may keep it, and its frames refer to those.
-            if not isinstance(error, Cancelled):  # Else another server has sent the batch.
-                self._land(response.sent, error)
+        def ended(_: object) -> None:
+            with suppress(RuntimeError):  # The source was closed, or no thread is left: the call is repeated.
+                self._callers.run(settle)
 
-    def _settle_arrival(self, sent: InFlightRequest, arrival: Arrival, scratch: Scratch) -> None:
+        call.add_done_callback(ended)
+
+    def _settle_arrival(self, sent: InFlightRequest, arrival: Arrival) -> None:
         """Record the batch of a reply, or retry."""
         try:
-            frame = self._receiver.frame(sent, arrival, scratch)
-        except Unfetched as error:  # The server counts the unfetched frame until the channel is closed.
-            self._give_up(sent, error.reason)
+            frame = self._receiver.frame(sent, arrival)
         except Damaged as error:
             self._came_damaged(sent, str(error))
         except FormatError as error:
             self._came_broken(sent, error)
-        except StorageUnavailable as error:  # Of the owner of deferred features; or the frame is gone.
+        except StorageUnavailable as error:  # Of the owner of deferred features.
             self._again(sent, error)
         else:
             self._land(sent, frame)
@@ -317,9 +307,12 @@ class Dispatcher:
                 _FIRST_S,
             )
 
-    def _call_failed(self, sent: InFlightRequest, error: Exception) -> None:
-        """Give up the channel, retry the batch, or fail the batch, depending on ``error``."""
-        if isinstance(error, StorageUnavailable) and not isinstance(error, (Busy, Damaged, Gone)):
+    def _call_failed(self, sent: InFlightRequest, error: Exception, *, begun: bool) -> None:
+        """Give up the channel, retry the batch, or fail the batch, depending on ``error``.
+
+        A server that had ``begun`` a reply may have ended it to free its memory: it is not given up.
+        """
+        if isinstance(error, StorageUnavailable) and not begun and not isinstance(error, (Busy, Damaged)):
             self._lose(sent, error)
             return
         if sent.slot is not None and not isinstance(error, (Busy, Damaged, ValueError)):
@@ -412,18 +405,18 @@ class Dispatcher:
         except Exception:  # The client was closed.
             return
         channel.probing = True
-        self._await(Response(sent, call=call, is_probe=True))
+        self._await(call, partial(self._settle_probe, sent, call))
 
-    def _settle_probe(self, response: Response) -> None:
+    def _settle_probe(self, sent: InFlightRequest, call: Any) -> None:
         """Use a server that was late again, or give up the channel to it, as after a request."""
-        sent, channel = response.sent, response.sent.channel
+        channel = sent.channel
         with self._changed:
-            self._calls.discard(response.call)
+            self._calls.discard(call)
             if channel.opened is not sent.opened:
                 return
             channel.probing = False
         try:
-            known = response.call.result().channels
+            known = call.result().channels
         except Exception as error:
             self._lose(sent, _translated(sent, error))
             return
@@ -434,7 +427,7 @@ class Dispatcher:
             channel.is_alive()
             self._go_on()
 
-    def _settle_check(self, response: Response) -> None:
+    def _settle_check(self, sent: InFlightRequest, call: Any) -> None:
         """Give up the channel of a request that the server has not, and of a server that is out of reach.
 
         The connection on which a request waits says nothing of a network that was cut. Any other check that
@@ -442,14 +435,13 @@ class Dispatcher:
         calls, though it still answers pings: damage to the windows of flow control does that. One that
         carried a check is kept: a server without descriptors could not accept another.
         """
-        sent = response.sent
         with self._changed:
-            self._calls.discard(response.call)
+            self._calls.discard(call)
             self._check_from = time.monotonic() + self._silent_s
             self._changed.notify_all()
         try:
-            response.call.result()
-            trailers = response.call.trailing_metadata() or ()
+            call.result()
+            trailers = call.trailing_metadata() or ()
         except Exception as error:
             sent.channel.note_fault(found := strip_traceback(_translated(sent, error)))
             code = error.code() if isinstance(error, grpc.RpcError) else None

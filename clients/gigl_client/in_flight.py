@@ -13,7 +13,6 @@ from gigl_client.channels import MAX_IN_FLIGHT, Tried, may_pass
 from gigl_loader.errors import SamplingError, StorageUnavailable
 from gigl_loader.rpc.calls import Call, Cancellation, Hedging
 from gigl_loader.rpc.graph_store_pb2 import SampleRequest
-from gigl_loader.rpc.reply_stream import MAX_INLINE_BYTES
 
 if TYPE_CHECKING:
     import threading
@@ -41,11 +40,9 @@ class InFlightRequest:
     slot: int | None
     since: float
     cancellation: Cancellation = field(default_factory=Cancellation)
-    """Of its call, and of the fetch of its frame."""
+    """Of its call."""
     replied: bool = False
-    """The call has ended. Its frame may still be fetched."""
-    waits: bool = False
-    """Its frame is ready, and waits for a thread of this process that fetches it."""
+    """The reply has begun, or the call has failed. Its frame may still be on its way."""
     arrived: bool = False
     """Its frame is here, whole or without rows, which owners send."""
     checks_failed: int = 0
@@ -58,9 +55,7 @@ class InFlightRequest:
     @property
     def heard_at(self) -> float:
         """When it was sent, or a part of its frame came last (monotonic). Infinity once the frame is here."""
-        if self.arrived:
-            return math.inf
-        return time.monotonic() if self.waits else max(self.since, self.cancellation.heard_at)
+        return math.inf if self.arrived else max(self.since, self.cancellation.heard_at)
 
     def send(self, message: bytes, read: Callable[[ReplyStream], Result], timeout_s: float) -> Result:
         """Send the request, and return ``read(reply)``. Raises what ``Connection.sample`` does."""
@@ -85,7 +80,6 @@ class InFlightRequest:
             inputs=self.request.input_bytes(),
             index=self.request.index.astype("<i8", copy=False).tobytes(),
             slot=0 if self.slot is None else self.slot + 1,
-            inline_bytes=MAX_INLINE_BYTES,
             number=self.request.number,
             new_nodes=b"" if self.request.new is None else self.request.new.document,
         )
@@ -160,6 +154,10 @@ class InFlight:
         self._begun = self.has_first = not self._in_order
         self._batches.clear()
         self._ready.clear()
+
+    def under_way(self) -> list[InFlightRequest]:
+        """Return the requests that were sent and whose batches were not received."""
+        return [sent for batch in self._pending() for sent in batch.call.attempts]
 
     def stop(self) -> None:
         """Leave the current epoch without starting another."""
@@ -364,16 +362,12 @@ class BatchWait:
         in_flight: InFlight,
         changed: threading.Condition,
         *,
-        fetchers_stuck_at: Callable[[], float],
         check_at: Callable[[], float],
     ) -> None:
-        """``fetchers_stuck_at`` returns when another thread is needed that fetches frames, ``check_at`` when
-        to look whether a request was lost (monotonic).
-        """
+        """``check_at`` returns when to look whether a request was lost (monotonic)."""
         self._channels = channels
         self._in_flight = in_flight
         self._changed = changed
-        self._fetchers_stuck_at = fetchers_stuck_at
         self._check_at = check_at
 
     def wait(self, deadline: float, timeout: float) -> None:
@@ -393,7 +387,6 @@ class BatchWait:
             deadline,
             self._in_flight.next_retry(),
             self._in_flight.late_at(),
-            self._fetchers_stuck_at(),
             self._check_at(),
             self._channels.reopen_at(),
         )

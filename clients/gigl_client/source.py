@@ -16,7 +16,7 @@ from gigl_client.channels import MAX_IN_FLIGHT, SPARE_SLOTS, ChannelConfig, Priv
 from gigl_client.discovery import servers_of_rank
 from gigl_client.dispatcher import Dispatcher
 from gigl_client.in_flight import BatchWait, InFlight
-from gigl_client.receiver import FETCHERS, Receiver
+from gigl_client.receiver import COMPLETING, Receiver
 from gigl_loader.channel.ring import slot_bytes_of
 from gigl_loader.sampling.frame_writer import Completion
 from gigl_loader.sampling.source import check_epoch
@@ -112,14 +112,13 @@ class RemoteSource:
         """Owners of deferred features."""
         if defers:
             rows_s = min(timeout_s if complete else _SHARE_OF_ROWS * timeout_s, _ROWS_S)
-            self.store = cluster.open_store(timeout_s=rows_s, concurrency=FETCHERS)
+            self.store = cluster.open_store(timeout_s=rows_s, concurrency=COMPLETING)
         completion = Completion(cluster.schema, plan, values=values) if defers else None
         self._receiver = Receiver(
             completion if completion is not None and not complete else plan.frame(cluster.schema),
             self._buffers,
             completion if complete else None,
             self.store,
-            timeout_s=timeout_s,
         )
         self._changed = threading.Condition(threading.RLock())
         self._in_flight = InFlight(schedule.num_batches, in_order=in_order, spans=spans)
@@ -144,7 +143,6 @@ class RemoteSource:
             self._channels,
             self._in_flight,
             self._changed,
-            fetchers_stuck_at=self._dispatcher.threads.stuck_at,
             check_at=self._dispatcher.check_at,
         )
         self._end = weakref.finalize(self, _end, self._dispatcher, self.store, self._pid)
@@ -209,7 +207,7 @@ class RemoteSource:
                 "cpu_seconds": 0.0,
                 "cpu_sampling": 0.0,
                 "cpu_gathering": rows.placing_ns / 1e9,
-                "cpu_wire": dispatcher.threads.cpu_s,
+                "cpu_wire": dispatcher.cpu_s,
                 "wire_bytes_in": receiver.wire_bytes + rows.bytes_in,
                 "wire_bytes_out": dispatcher.bytes_out + rows.bytes_out,
                 "peer_calls": dispatcher.calls + rows.calls,

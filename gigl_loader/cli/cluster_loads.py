@@ -335,7 +335,7 @@ def _state(server: ServerLoad) -> Text:
 
 
 def _channels(loads: Loads) -> Table:
-    names = ("server", "job", "channel", "by", "batches", "MB", "queue", "ready", "ms", "ms wait", "idle s")
+    names = ("server", "job", "channel", "by", "batches", "MB", "queue", "ms", "ms wait", "idle s")
     table = _table(*names)
     rows = [
         (rank, each) for rank, server in enumerate(loads.servers) for each in server.load.get("channels", [])
@@ -351,7 +351,6 @@ def _channels(loads: Loads) -> Table:
             f"{channel['batches']:,}",
             f"{channel['bytes'] / 1e6:,.1f}",
             str(channel["queued"]),
-            str(channel["ready"]),
             f"{channel['sampling_s'] / batches * 1e3:,.1f}",
             f"{channel['waiting_s'] / batches * 1e3:,.1f}",
             f"{channel['idle_s']:,.0f}",

@@ -159,6 +159,7 @@ void BindData(nb::module_& m) {
       }, "host"_a, "port"_a, "tls"_a.none() = nb::none(), "name"_a = "")
       .def("connect", &DataClient::Connect, "timeout_s"_a, Release())
       .def("call", &Call, "header"_a, "body"_a, "timeout_s"_a, "sample"_a = false)
+      .def("expect_within", &DataClient::ExpectWithin, "seconds"_a)
       .def("read", &ReadInto, "out"_a.noconvert())
       .def("finish", &DataClient::Finish, Release())
       .def("cancel", &DataClient::Cancel, Release())
@@ -189,6 +190,10 @@ void BindData(nb::module_& m) {
         nb::gil_scoped_release release;
         call.PostRefusal(std::move(copied), seconds);
       }, "record"_a, "seconds"_a)
+      .def("cut_reply", [](DataCall& call, const std::string& reason) {
+        nb::gil_scoped_release release;
+        return call.CutReply(reason);
+      }, "reason"_a)
       .def_prop_ro("gone", &DataCall::Gone)
       .def("cancel", &DataCall::Cancel);
 

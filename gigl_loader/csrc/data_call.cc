@@ -97,6 +97,8 @@ void DataCall::Post(const std::vector<std::span<const std::byte>>& pieces, std::
   PostPieces(pieces, std::move(memory), kReplyOk, membership, seconds);
 }
 
+bool DataCall::CutReply(std::string_view reason) { return connections_->Cut(subject_, posted_, reason); }
+
 void DataCall::PostRefusal(std::string record, double seconds) {
   const auto kept = std::make_shared<const std::string>(std::move(record));
   const auto bytes = std::as_bytes(std::span(*kept));
@@ -109,14 +111,9 @@ void DataCall::PostPieces(const std::vector<std::span<const std::byte>>& pieces,
   auto reply = std::make_unique<PostedReply>();
   reply->head = NewHead(pieces, status, membership, false);
   reply->memory = std::move(memory);
-  reply->pieces.push_back({&reply->head, kHeadBytes});
-  const bool sums = (head_.flags & kChecksumUnread) == 0;
-  for (const auto& piece : pieces) {
-    if (sums) reply->trailer = Crc32c(piece, reply->trailer);
-    reply->pieces.push_back({const_cast<std::byte*>(piece.data()), piece.size()});
-  }
-  reply->pieces.push_back({&reply->trailer, kTrailerBytes});
-  reply->unsent = reply->pieces;
+  reply->sums = (head_.flags & kChecksumUnread) == 0;
+  reply->pieces = pieces;
+  posted_ = reply.get();
   const HeldConnection released = Release();
   if (connections_->Resume(released)) connections_->Post(released, std::move(reply), seconds);
 }

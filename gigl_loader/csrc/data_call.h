@@ -1,6 +1,7 @@
 // One request to the data port, whose head has come, and its reply.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -53,6 +54,10 @@ class DataCall {
             double seconds);
   void PostRefusal(std::string record, double seconds);
 
+  // Ends the connection of a posted reply that its caller does not read. Returns false, and does nothing, where the
+  // reply was sent, or a part of it is being sent just now.
+  bool CutReply(std::string_view reason);
+
   // Tells this call from others of the server, while it waits.
   uint64_t id() const { return subject_->id; }
 
@@ -83,6 +88,7 @@ class DataCall {
   std::vector<std::byte> early_;  // of the body, which came with the head
   bool body_taken_ = false;
   bool body_read_;
+  std::atomic<const PostedReply*> posted_ = nullptr;  // told from others of the connection by its address
 };
 
 }  // namespace gigl

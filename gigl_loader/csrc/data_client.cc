@@ -114,6 +114,10 @@ ReplyHead DataClient::Call(std::string_view header, std::span<const std::byte> b
   return *reply;
 }
 
+void DataClient::ExpectWithin(double seconds) {
+  patience_.stall = std::min(patience_.stall, Patience::Of(seconds, seconds).stall);
+}
+
 void DataClient::Receive(std::span<std::byte> out, uint32_t* crc) {
   const auto known = std::span(received_.get() + begin_, end_ - begin_).first(std::min(out.size(), end_ - begin_));
   std::ranges::copy(known, out.begin());

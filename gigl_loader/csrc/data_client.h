@@ -31,6 +31,9 @@ class DataClient {
   // `flags` say what the body is (kSample).
   ReplyHead Call(std::string_view header, std::span<const std::byte> body, double timeout_s, uint16_t flags = 0);
 
+  // Ends the call where no byte comes for so long. Until then, silence may last as long as the call.
+  void ExpectWithin(double seconds);
+
   // Reads the next bytes of the payload, whose length is that of `out`. Throws std::length_error beyond its end.
   void Read(std::span<std::byte> out);
 

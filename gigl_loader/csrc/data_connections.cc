@@ -295,6 +295,25 @@ void DataConnections::BeginHead(DataConnection& connection) {
 
 // --- replies that no thread waits for
 
+void PostedReply::MakeReady(size_t most) {
+  ready.clear();
+  if (begun == 0 && taken == 0) ready.push_back({&head, kHeadBytes});
+  for (size_t left = most; begun < pieces.size() && left > 0;) {
+    const auto part = pieces[begun].subspan(taken, std::min(left, pieces[begun].size() - taken));
+    if (sums) trailer = Crc32c(part, trailer);
+    ready.push_back({const_cast<std::byte*>(part.data()), part.size()});
+    left -= part.size();
+    taken += part.size();
+    if (taken == pieces[begun].size()) {
+      ++begun;
+      taken = 0;
+    }
+  }
+  whole = begun == pieces.size();
+  if (whole) ready.push_back({&trailer, kTrailerBytes});
+  unsent = ready;
+}
+
 void DataConnections::Wait(const HeldConnection& connection) {
   Pool& pool = PoolOf(*connection);
   const MutexLock lock(pool.mutex);
@@ -313,30 +332,42 @@ bool DataConnections::Resume(const HeldConnection& connection) {
 }
 
 void DataConnections::Post(const HeldConnection& connection, std::unique_ptr<PostedReply> reply, double seconds) {
+  const Patience patience = Patience::Of(seconds, seconds).ForPayload(reply->head.payload_bytes);
+  reply->stall = patience.stall;
+  reply->overdue = patience.deadline;
   connection->posted = std::move(reply);
-  {
-    const MutexLock lock(PoolOf(*connection).mutex);
-    connection->deadline = In(seconds);
-  }
   Continue(connection);
 }
 
 void DataConnections::Continue(const HeldConnection& connection) {
   PostedReply& reply = *connection->posted;
   try {
+    if (reply.unsent.empty() && !reply.whole) reply.MakeReady(kPostedAtOnce);
     const Step step = connection->stream.TrySend(reply.unsent, kPostedAtOnce);
     if (step == Step::kClosed) {
       Drop(connection, "");
-    } else if (step == Step::kDone && reply.unsent.empty()) {
+    } else if (step == Step::kDone && reply.unsent.empty() && reply.whole) {
       const auto sent = std::move(connection->posted);  // freed at the end, without a lock
       EndCall(connection, sent->closes);
     } else {
-      Rest(connection, step == Step::kWantRead ? EPOLLIN : EPOLLOUT);
+      Pool& pool = PoolOf(*connection);
+      const MutexLock lock(pool.mutex);
+      connection->deadline = std::min(reply.overdue, Clock::now() + reply.stall);
+      RestLocked(pool, connection, step == Step::kWantRead ? EPOLLIN : EPOLLOUT);
     }
   } catch (const StreamError&) {
     Drop(connection, "");
   }
   FreeEnded();
+}
+
+bool DataConnections::Cut(const HeldConnection& connection, const PostedReply* reply, std::string_view reason) {
+  Pool& pool = PoolOf(*connection);
+  const MutexLock lock(pool.mutex);
+  if (!connection->resting || reply == nullptr || connection->posted.get() != reply) return false;
+  if (!pool.connections.contains(connection->id)) return false;
+  DropLocked(pool, connection, reason);
+  return true;
 }
 
 std::vector<uint64_t> DataConnections::TakeGone() {

@@ -74,9 +74,19 @@ class NetworkCounts : public std::enable_shared_from_this<NetworkCounts> {
 struct PostedReply {
   ReplyHead head{};
   uint32_t trailer = 0;
-  std::vector<iovec> pieces;  // of the head, the payload and the trailer
+  bool sums = false;  // the caller looks at the checksum
+  std::vector<std::span<const std::byte>> pieces;  // of the payload
+  size_t begun = 0, taken = 0;  // pieces of which all was made ready, and bytes of the next one
+  std::vector<iovec> ready;     // summed, and not sent yet: those of `unsent`
   std::span<iovec> unsent;
+  bool whole = false;  // all was made ready, with the trailer
   bool closes = false;
+  Clock::duration stall{};    // in which the caller has to read a part
+  Clock::time_point overdue;  // when it has to be read
+
+  // Makes the next part ready to be sent, and sums it while it is in the cache.
+  void MakeReady(size_t most);
+
   // Keeps the payload. Its end may wait for the interpreter's lock, whose holder may wait for a mutex of this server:
   // it is never destroyed under one.
   std::shared_ptr<const void> memory;
@@ -180,11 +190,16 @@ class DataConnections {
   // Takes a waiting connection back, to reply. False where it has ended, or another thread found that its caller is gone.
   bool Resume(const HeldConnection& connection);
 
-  // Begins to send a reply. Does not wait. The connection ends if that takes `seconds`.
+  // Begins to send a reply. Does not wait. The connection ends where nothing is read for `seconds`, or the whole takes
+  // longer than that and the time of a payload (Patience::ForPayload).
   void Post(const HeldConnection& connection, std::unique_ptr<PostedReply> reply, double seconds);
 
   // Goes on sending a posted reply, a part of it at a time, so that calls do not wait for a large one.
   void Continue(const HeldConnection& connection);
+
+  // Ends a connection that waits for its caller to read `reply`, and tells the reason by the next Sweep. Returns false,
+  // and does nothing, where it does not wait, or carries another reply.
+  bool Cut(const HeldConnection& connection, const PostedReply* reply, std::string_view reason);
 
   // Returns the ids of waiting connections that were dropped, each once.
   std::vector<uint64_t> TakeGone();

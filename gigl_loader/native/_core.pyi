@@ -918,6 +918,8 @@ class DataClient:
         Return 0 or 1 (refused), the size of the payload, and the membership's version.
         The whole call, with its ``read`` and ``finish``, has ``timeout_s``. Raises ``StreamError``.
         """
+    def expect_within(self, seconds: float) -> None:
+        """End the call where no byte comes for so long. Until then, silence may last as long as the call."""
     def read(self, out: npt.NDArray[np.uint8]) -> None:
         """Fill ``out``, uint8 [N], with the next bytes of the payload. ``ValueError`` beyond its end."""
     def finish(self) -> bool:
@@ -980,7 +982,13 @@ class DataCall:
     def post(self, chunks: Sequence[npt.NDArray[np.uint8]], seconds: float, membership: int = 0) -> None:
         """Send a reply of these chunks without waiting, and keep them until they were sent.
 
-        The connection ends if that takes longer than ``seconds``. Does nothing where the caller is gone.
+        The connection ends where the caller reads nothing for ``seconds``, or is slower than 256 KiB/s beside
+        them. Does nothing where the caller is gone.
+        """
+    def cut_reply(self, reason: str) -> bool:
+        """End the connection of a posted reply that its caller does not read. The server tells ``reason``.
+
+        ``False``: nothing was done, as the reply was sent, or a part of it is being sent just now.
         """
     def post_refusal(self, record: bytes, seconds: float) -> None:
         """Send a refusal without waiting. Does nothing where the caller is gone."""

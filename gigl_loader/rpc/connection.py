@@ -49,6 +49,10 @@ _IDLE_S = 60.0
 """Shorter than the service's limit, so that callers close idle connections, and seldom find closed ones."""
 
 _LAST_ATTEMPT_S = 0.1
+
+_REPLY_STALLS_S, _SHORTEST_STALL_S = 30.0, 2.0
+"""Silence in the middle of a frame after which it is requested again: at most, and at least."""
+
 _POLL_S = 0.01  # To look for a connection that another call has put back.
 
 
@@ -466,6 +470,8 @@ class Connection:
         if refused:  # No part of a reply was heard: else a busy server would not count as stalled.
             raise self._refused(ReplyStream(client, nbytes, connection.scratch))
         cancellation.hear()
+        if asks_batch:  # The time of the call is for sampling: a reply that was begun comes at once.
+            client.expect_within(min(_REPLY_STALLS_S, max(left / 4, _SHORTEST_STALL_S)))
         reply = ReplyStream(client, nbytes, connection.scratch, cancellation.hear)
         try:
             return read(reply)

@@ -229,7 +229,6 @@ _STATUSES: Mapping[RefusalKind, grpc.StatusCode] = {
     RefusalKind.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
     RefusalKind.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
     RefusalKind.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
-    RefusalKind.GONE: grpc.StatusCode.NOT_FOUND,
     RefusalKind.CONFLICT: grpc.StatusCode.FAILED_PRECONDITION,
     RefusalKind.OTHER_GRAPH: grpc.StatusCode.FAILED_PRECONDITION,
     RefusalKind.BUSY: grpc.StatusCode.RESOURCE_EXHAUSTED,

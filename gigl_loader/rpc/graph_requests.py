@@ -1,12 +1,10 @@
-"""Requests about the whole graph (its manifest, files and nodes), and requests for frames.
+"""Requests about the whole graph: its manifest, files and nodes.
 
 They have the same format as the requests about a partition. Every service has the ids of all nodes.
 """
 
 from __future__ import annotations
 
-import re
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -38,14 +36,6 @@ MAX_TEXT_BYTES = 4 * MAX_TEXT_ID
 
 MAX_FILE_BYTES = 8 << 20
 """Bytes of a file in one request: an attempt has 30 s, for which 0.3 MB/s do."""
-
-HANDLE_BYTES = 16
-
-
-_MAX_FRAME_REQUEST = (
-    512  # A frame request has 192 bytes. Longer requests are of another kind, and are parsed later.
-)
-_HANDLE = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,37 +124,6 @@ def _about_files(inquiry: ManifestRequest | FileRequest, graph: str) -> dict[str
         return {"ask": "manifest"}
     span = {"first": str(inquiry.first), "count": str(inquiry.count)}
     return {"ask": "file", "graph": graph, "path": inquiry.path, **span}
-
-
-def encode_frame_request(handle: bytes, *, wire: int = 0) -> bytes:
-    """Return the request for the frame behind a handle. ``wire`` as in ``encode_graph_request``."""
-    return request_document(wire, {"ask": "frame", "handle": handle.hex()})
-
-
-def frame_handle(ticket: bytes) -> bytes | None:
-    """Return the handle of a frame request, ``None`` for other requests. ``Refusal`` for a malformed one."""
-    if len(ticket) > _MAX_FRAME_REQUEST or b'"frame"' not in ticket:  # As ``encode_frame_request`` writes it.
-        return None
-    buffer = np.frombuffer(ticket, np.uint8)
-    with suppress(FormatError):  # A malformed request is refused when it is parsed later.
-        layout = Layout.parse(buffer, what="request")
-        if layout.metadata.get("ask") == "frame":
-            return _handle(layout, buffer)
-    return None
-
-
-def _handle(layout: Layout, buffer: npt.NDArray[np.uint8]) -> bytes:
-    try:
-        fields = RequestReader(layout, buffer)
-        fields.check_version()
-        fields.text("ask")
-        handle = fields.text("handle")
-        fields.check_all_read()
-        if not _HANDLE.fullmatch(handle):
-            raise FormatError(f"request: a handle is {2 * HANDLE_BYTES} hexadecimal digits")
-    except FormatError as error:
-        raise Refusal(RefusalKind.MALFORMED, str(error)) from None
-    return bytes.fromhex(handle)
 
 
 def read(fields: RequestReader, schema: GraphSchema, graph: str) -> Inquiry:

@@ -144,7 +144,7 @@ class Channel(_message.Message):
     def __init__(self, id: _Optional[bytes] = ..., lease_s: _Optional[float] = ..., ring_door: _Optional[str] = ...) -> None: ...
 
 class SampleRequest(_message.Message):
-    __slots__ = ("channel", "epoch", "batch", "fence", "inputs", "index", "slot", "inline_bytes", "number", "new_nodes")
+    __slots__ = ("channel", "epoch", "batch", "fence", "inputs", "index", "slot", "number", "new_nodes")
     CHANNEL_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
@@ -152,7 +152,6 @@ class SampleRequest(_message.Message):
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
-    INLINE_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     NEW_NODES_FIELD_NUMBER: _ClassVar[int]
     channel: bytes
@@ -162,15 +161,13 @@ class SampleRequest(_message.Message):
     inputs: bytes
     index: bytes
     slot: int
-    inline_bytes: int
     number: int
     new_nodes: bytes
-    def __init__(self, channel: _Optional[bytes] = ..., epoch: _Optional[int] = ..., batch: _Optional[int] = ..., fence: _Optional[int] = ..., inputs: _Optional[bytes] = ..., index: _Optional[bytes] = ..., slot: _Optional[int] = ..., inline_bytes: _Optional[int] = ..., number: _Optional[int] = ..., new_nodes: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, channel: _Optional[bytes] = ..., epoch: _Optional[int] = ..., batch: _Optional[int] = ..., fence: _Optional[int] = ..., inputs: _Optional[bytes] = ..., index: _Optional[bytes] = ..., slot: _Optional[int] = ..., number: _Optional[int] = ..., new_nodes: _Optional[bytes] = ...) -> None: ...
 
 class SampleReply(_message.Message):
-    __slots__ = ("in_slot", "handle", "failure", "skipped", "frame", "nbytes", "unavailable", "sampling_s", "waiting_s")
+    __slots__ = ("in_slot", "failure", "skipped", "frame", "nbytes", "unavailable", "sampling_s", "waiting_s")
     IN_SLOT_FIELD_NUMBER: _ClassVar[int]
-    HANDLE_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
@@ -179,7 +176,6 @@ class SampleReply(_message.Message):
     SAMPLING_S_FIELD_NUMBER: _ClassVar[int]
     WAITING_S_FIELD_NUMBER: _ClassVar[int]
     in_slot: bool
-    handle: bytes
     failure: bytes
     skipped: bool
     frame: bool
@@ -187,7 +183,7 @@ class SampleReply(_message.Message):
     unavailable: bool
     sampling_s: float
     waiting_s: float
-    def __init__(self, in_slot: bool = ..., handle: _Optional[bytes] = ..., failure: _Optional[bytes] = ..., skipped: bool = ..., frame: bool = ..., nbytes: _Optional[int] = ..., unavailable: bool = ..., sampling_s: _Optional[float] = ..., waiting_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, in_slot: bool = ..., failure: _Optional[bytes] = ..., skipped: bool = ..., frame: bool = ..., nbytes: _Optional[int] = ..., unavailable: bool = ..., sampling_s: _Optional[float] = ..., waiting_s: _Optional[float] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("channels",)
@@ -284,7 +280,7 @@ class CallLoad(_message.Message):
     def __init__(self, port: _Optional[str] = ..., method: _Optional[str] = ..., calls: _Optional[int] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ...) -> None: ...
 
 class ChannelLoad(_message.Message):
-    __slots__ = ("job", "key", "name", "transport", "batches", "bytes", "queued", "ready", "sampling_s", "waiting_s", "idle_s", "shared", "interactive")
+    __slots__ = ("job", "key", "name", "transport", "batches", "bytes", "queued", "sampling_s", "waiting_s", "idle_s", "shared", "interactive")
     JOB_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -292,7 +288,6 @@ class ChannelLoad(_message.Message):
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     QUEUED_FIELD_NUMBER: _ClassVar[int]
-    READY_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_S_FIELD_NUMBER: _ClassVar[int]
     WAITING_S_FIELD_NUMBER: _ClassVar[int]
     IDLE_S_FIELD_NUMBER: _ClassVar[int]
@@ -305,13 +300,12 @@ class ChannelLoad(_message.Message):
     batches: int
     bytes: int
     queued: int
-    ready: int
     sampling_s: float
     waiting_s: float
     idle_s: float
     shared: int
     interactive: bool
-    def __init__(self, job: _Optional[str] = ..., key: _Optional[str] = ..., name: _Optional[str] = ..., transport: _Optional[str] = ..., batches: _Optional[int] = ..., bytes: _Optional[int] = ..., queued: _Optional[int] = ..., ready: _Optional[int] = ..., sampling_s: _Optional[float] = ..., waiting_s: _Optional[float] = ..., idle_s: _Optional[float] = ..., shared: _Optional[int] = ..., interactive: bool = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., key: _Optional[str] = ..., name: _Optional[str] = ..., transport: _Optional[str] = ..., batches: _Optional[int] = ..., bytes: _Optional[int] = ..., queued: _Optional[int] = ..., sampling_s: _Optional[float] = ..., waiting_s: _Optional[float] = ..., idle_s: _Optional[float] = ..., shared: _Optional[int] = ..., interactive: bool = ...) -> None: ...
 
 class PeerLoad(_message.Message):
     __slots__ = ("server", "calls", "bytes_in", "bytes_out", "retries")

@@ -35,8 +35,6 @@ class RefusalKind(Enum):
     """The token has no right to read the graph."""
     NOT_FOUND = "not found"
     """No such producer or channel of the caller's job: register again."""
-    GONE = "gone"
-    """No such frame, or not one of the caller's job, or it was fetched before: request the batch again."""
     CONFLICT = "conflict"
     """The request contradicts the state of the server, such as another producer of the same key."""
     OTHER_GRAPH = "other graph"
@@ -80,10 +78,6 @@ class NoRing(RingRefused, StorageUnavailable):
     """The server's memory is not available now: retry, or have frames come over the network."""
 
 
-class Gone(StorageUnavailable):
-    """A frame does not exist, or not any more: request its batch again."""
-
-
 class Unknown(StorageUnavailable):
     """The server knows no such producer or channel of this job: it was restarted, or the lease is over.
 
@@ -107,7 +101,6 @@ class Retry(Enum):
     SPLIT = "in halves; raised for a single node"
     AGAIN = "with growing pauses, at another holder where there is one"
     CHANNEL = "over a new channel"
-    BATCH = "by a new request for its batch"
     THRICE = "by new requests for its batch, three in all; it alone fails"
 
 
@@ -152,7 +145,6 @@ FAULT_RULES: tuple[FaultRule, ...] = (
     FaultRule(RefusalKind.OTHER_GRAPH, Retry.ELSEWHERE, SamplingError),
     FaultRule(RefusalKind.UNAUTHENTICATED, Retry.AGAIN, StorageUnavailable, first=SamplingError),
     FaultRule(RefusalKind.NOT_FOUND, Retry.CHANNEL, Unknown),
-    FaultRule(RefusalKind.GONE, Retry.BATCH, Gone),
     FaultRule(RefusalKind.DAMAGED, Retry.AGAIN, Damaged),
     FaultRule(RefusalKind.BUSY, Retry.AGAIN, Busy),
     FaultRule(RefusalKind.UNAVAILABLE, Retry.AGAIN, StorageUnavailable),

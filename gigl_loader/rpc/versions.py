@@ -13,10 +13,10 @@ from gigl_loader import __version__
 from gigl_loader.native import draws
 from gigl_loader.printable import printable
 
-WIRE_VERSION = 4
+WIRE_VERSION = 5
 """Newest version of requests and replies, of both ports. Raised by every change of them."""
 
-OLDEST_WIRE_VERSION = 4
+OLDEST_WIRE_VERSION = 5
 """Oldest version of requests that services still read, and callers still send: usually the one before."""
 
 _FIRST_DRAWS = 1
@@ -87,7 +87,7 @@ class BuildVersions:
 
     @property
     def shown_wire(self) -> str:
-        """Return ``4``, or ``3 to 4``."""
+        """Return ``5``, or ``5 to 6``."""
         return str(self.wire) if self.oldest_wire == self.wire else f"{self.oldest_wire} to {self.wire}"
 
 

@@ -236,7 +236,7 @@ class Limits:
     frame_bytes: int = 4 << 30
     """Memory for frames that go over the network: written, ready and being sent. At most half of ``memory``.
     A begun batch is always finished, so that each sampling thread may exceed the limit by one frame."""
-    frame_s: float = 30.0
+    shared_frame_s: float = 30.0
     """Seconds after which an unfetched frame is dropped."""
     shared_frame_bytes: int = 1 << 30
     """Of ``frame_bytes``, memory for frames that are kept for equal requests of other jobs. At most half."""

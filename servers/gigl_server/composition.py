@@ -107,7 +107,6 @@ class ServerParts:
             credentials,
             audit=audit,
             access=self._access,
-            frames=self.service.frames,
             samples=SampleCalls(
                 self.service,
                 counters,

@@ -77,7 +77,6 @@ class Caller:
         )
         self._headers = [("authorization", f"Bearer {token}"), (JOB_HEADER, new_job())]
         self._data = f"127.0.0.1:{server.endpoint.data_port}"
-        self._frames = server.parts.service.frames
         self._ended = threading.Event()
         self._calls: set[Any] = set()
         self.batches = 0
@@ -103,12 +102,11 @@ class Caller:
                     if self._ended.is_set():  # ``leave`` may not have seen this call.
                         call.cancel()
                     try:
-                        reply = call.result(600.0)
+                        call.result(600.0)
                     except Refused as refused:
                         self.errors.append(str(refused))
                     else:
                         self.batches += 1
-                        self._frames.drop(reply.handle)  # As if fetched.
                     self._calls.discard(call)
 
         for _ in range(requests):

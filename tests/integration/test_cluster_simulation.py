@@ -33,7 +33,6 @@ def test_three_servers_count_what_the_model_says(tmp_path: Path) -> None:
     found = json.loads(figures.read_text())
     assert {check["method"] for check in found["checks"]} >= {
         "sample",
-        "frame",
         "neighbors",
         "rows",
         "Heartbeat",

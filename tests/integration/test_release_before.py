@@ -6,13 +6,12 @@ import inspect
 import json
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from gigl_client import RemoteDistDataset
-from gigl_loader import DistDataset, DistNeighborLoader, LaborSamplerOptions
+from gigl_loader import DistDataset, DistNeighborLoader
 from tests.support.other_builds import BuildServers
 from tests.support.pyg_graphs import homogeneous
 from tests.support.releases import interpreter
@@ -46,65 +45,27 @@ def before() -> Path:
     return interpreter("0.1.0")
 
 
-def loader_of(dataset: Any, **more: Any) -> DistNeighborLoader:
-    options = OPTIONS | {"timeout": DEADLINE, "prefetch_size": 2} | more
-    return DistNeighborLoader(dataset, FANOUT, "train", **options)
-
-
-def test_a_rolling_upgrade_and_its_return_change_no_batch(
-    graph: Path, expected: list[int], before: Path
-) -> None:
-    """Two servers of 0.1.0 are replaced by this build under load, one by one, and then by 0.1.0 again."""
-    with BuildServers(graph, 2) as servers:
-        for server in (0, 1):
-            servers.start_release(server, before)
-        for server in (0, 1):
-            servers.wait_ready(server)
-        with RemoteDistDataset.connect(servers.addresses, timeout=DEADLINE) as dataset:
-            for start in (servers.start, lambda server: servers.start_release(server, before)):
-                seen = []
-                with loader_of(dataset) as loader:
-                    for batch in loader:
-                        seen.append(digest(batch))
-                        if len(seen) in (2, 5):
-                            server = (2, 5).index(len(seen))
-                            assert servers.stop(server)[0] == 0
-                            start(server)
-                            servers.wait_ready(server)
-                assert seen == expected
-
-
-def test_a_trainer_of_the_release_before_trains_from_servers_of_this_build(
-    graph: Path, expected: list[int], before: Path
-) -> None:
-    with BuildServers(graph, 2) as servers:
-        for server in (0, 1):
-            servers.start(server)
-        for server in (0, 1):
-            servers.wait_ready(server)
-        given = json.dumps([servers.addresses, FANOUT, OPTIONS | {"timeout": DEADLINE}])
-        command = [str(before), "-I", "-c", TRAIN, given]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == ["0.1.0", expected]
-
-
-def test_what_the_release_before_has_not_is_refused_by_name(graph: Path, before: Path) -> None:
+def test_a_server_of_the_release_before_is_refused_by_name(graph: Path, before: Path) -> None:
     with BuildServers(graph, 1) as servers:
         servers.start_release(0, before)
         servers.wait_ready(0)
-        plan = LaborSamplerOptions(batch_dependency=4)
-        with (
-            RemoteDistDataset.connect(servers.addresses, timeout=DEADLINE) as dataset,
-            pytest.raises(ValueError, match="batch_dependency"),
-            loader_of(dataset, sampler_options=plan) as loader,
+        with pytest.raises(
+            ValueError, match=r"runs gigl-loader 0\.1\.0, whose wire version is .*4; here it is 5"
         ):
-            next(iter(loader))
-        with (
-            RemoteDistDataset.connect(servers.addresses, timeout=DEADLINE) as dataset,
-            loader_of(dataset) as loader,
-        ):
-            assert sum(1 for _ in loader) == len(loader)
+            RemoteDistDataset.connect(servers.addresses, timeout=DEADLINE)
+
+
+def test_a_trainer_of_the_release_before_refuses_servers_of_this_build_by_name(
+    graph: Path, before: Path
+) -> None:
+    with BuildServers(graph, 1) as servers:
+        servers.start(0)
+        servers.wait_ready(0)
+        given = json.dumps([servers.addresses, FANOUT, OPTIONS | {"timeout": DEADLINE}])
+        command = [str(before), "-I", "-c", TRAIN, given]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 1
+    assert "whose wire version is 5; here it is" in done.stderr.splitlines()[-1]
 
 
 def test_a_graph_of_the_release_before_gives_the_same_batches(

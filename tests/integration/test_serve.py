@@ -110,7 +110,7 @@ def test_a_second_signal_ends_a_server_that_drains(graph: Path) -> None:
             request = messages.SampleRequest(channel=channel.id, inputs=seeds, index=seeds)
             where = f"127.0.0.1:{view.data_port}"
             asked = RawSample(where, request.SerializeToString(), header_of("", (JOB_HEADER, job)))
-            assert asked.result().handle
+            assert asked.result().frame
         process.send_signal(signal.SIGTERM)
         line_with(process, "draining")
         with pytest.raises(subprocess.TimeoutExpired):

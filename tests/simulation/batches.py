@@ -18,7 +18,6 @@ from gigl_loader.channel.frame import Failure
 from gigl_loader.errors import StorageUnavailable
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc.control import PENDING_HEADER
-from gigl_loader.rpc.graph_requests import frame_handle
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from tests.simulation import store
 from tests.simulation.outcomes import Record
@@ -54,8 +53,6 @@ class Sessions:
     def restart(self) -> None:
         self._producers: set[str] = set()
         self._channels: set[bytes] = set()
-        self._ready: dict[bytes, bytes] = {}
-        """Frames that are to be fetched, by handle."""
 
     def control(self, name: str, request: Any) -> tuple[Any, list[tuple[str, str]]]:
         if name == "CreateProducer":
@@ -80,12 +77,7 @@ class Sessions:
         return messages.DestroyProducerReply(), []
 
     def reply(self, pending: Pending) -> Bytes | None:
-        if not pending.sample:
-            handle = frame_handle(pending.body)
-            assert handle is not None
-            if handle not in self._ready:
-                raise Refusal(RefusalKind.GONE, "no such frame")
-            return np.frombuffer(self._ready.pop(handle), np.uint8)
+        assert pending.sample
         request = messages.SampleRequest.FromString(pending.body)
         if request.channel not in self._channels:
             raise Refusal(RefusalKind.NOT_FOUND, "no such channel")
@@ -94,11 +86,7 @@ class Sessions:
                 return None
             return _message(self._unavailable(request))
         frame = _frames(request.epoch)[request.batch]
-        if self._network.world.random.random() < 0.5:
-            return _message(messages.SampleReply(frame=True, nbytes=len(frame)), frame)
-        handle = self._network.world.random.randbytes(16)
-        self._ready[handle] = frame
-        return _message(messages.SampleReply(handle=handle, nbytes=len(frame)))
+        return _message(messages.SampleReply(frame=True, nbytes=len(frame)), frame)
 
     def _pending(self, channel: bytes) -> list[int]:
         requests = [

@@ -123,6 +123,8 @@ class Link:
         self._reply: Bytes | None = None
         self._refused = 0
         self._deadline = math.inf
+        self._stall = math.inf
+        """Silence that ends the call, once its reply has begun."""
         self._read = 0
         self.pending: Pending | None = None
         self.life = 0
@@ -138,19 +140,24 @@ class Link:
     def call(
         self, header: bytes, body: bytes, timeout_s: float, sample: bool = False
     ) -> tuple[int, int, int]:
-        self._deadline = self._world.now + timeout_s
+        self._deadline, self._stall = self._world.now + timeout_s, math.inf
         self._reply, self._read = None, 0
         self.pending = Pending(self, sample, body, self._world.now)
         self._network.send(self)
         self._wait(lambda: self._reply is not None)
         return self._refused, len(self._payload), self._network.membership
 
+    def expect_within(self, seconds: float) -> None:
+        self._stall = seconds
+
     def read(self, out: Bytes) -> None:
         payload = self._payload
         if self._network.piece_s:
             arrives_at = self._world.now + self._network.piece_s
             self._world.at(arrives_at, self.wake)
+            deadline, self._deadline = self._deadline, min(self._deadline, self._world.now + self._stall)
             self._wait(lambda: self._world.now >= arrives_at)
+            self._deadline = deadline
         self._check()
         out[:] = payload[self._read : self._read + len(out)]
         self._read += len(out)

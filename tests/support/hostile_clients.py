@@ -14,7 +14,7 @@ from gigl_loader.rpc.control import status_of
 from gigl_loader.rpc.refusals import RefusalKind
 from gigl_loader.rpc.tokens import JOB_HEADER, new_job
 from tests.support.plans import neighbor_plan
-from tests.support.raw_data import RawCaller, Refused
+from tests.support.raw_data import RawCaller, RawSample, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,6 +51,7 @@ class HostileClient:
         self._channel = grpc.insecure_channel(
             control, [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
         )
+        self._data_address = data
         self._data = RawCaller(data)
 
     def say(
@@ -92,6 +93,11 @@ class HostileClient:
     def take(self, ticket: bytes, *, headers: Sequence[tuple[str, str]] | None = None) -> int:
         """Ask the data port with these bytes, and return the size of the reply. Raises ``Refused``."""
         return len(self._data.ask(ticket, self._header(headers)))
+
+    def begin_sample(self, **fields: Any) -> RawSample:
+        """Request a batch over a connection of its own, whose reply may be read later, or never."""
+        request = messages.SampleRequest(**fields).SerializeToString()
+        return RawSample(self._data_address, request, self._header(None))
 
     def _header(self, headers: Sequence[tuple[str, str]] | None) -> bytes:
         shown = self.headers if headers is None else headers

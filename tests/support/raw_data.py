@@ -169,6 +169,13 @@ class RawSample:
             self.reply = SampleReply.FromString(payload[4 : 4 + size])
         return self.reply
 
+    def kind(self) -> str:
+        """Wait for the reply, and return its outcome, or the kind of its refusal."""
+        try:
+            return str(self.result().WhichOneof("outcome"))
+        except Refused as refused:
+            return refused.kind
+
     def _read(self, nbytes: int) -> bytes:
         found = bytearray()
         while len(found) < nbytes:

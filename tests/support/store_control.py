@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from gigl_loader.native.draws import DRAW_SPECIFICATION
@@ -73,7 +74,6 @@ def controlled(
             given,
             audit=chosen.get("audit") or AuditLog(),
             access=chosen.get("access"),
-            frames=found.frames,
             samples=SampleCalls(found, counters, view=chosen["view"], membership=int),
         )
         control = ControlService(
@@ -123,10 +123,11 @@ class JobClient(StoreClient):
     def sampled(
         self, request: SampleRequest, timeout_s: float = 20, cancellation: Cancellation | None = None
     ) -> SampleReply:
-        """Request a batch as trainers do, and wait for the reply. A frame must not come with it."""
+        """Request a batch as trainers do, and wait for the reply. Its frame is read and dropped."""
 
         def read(reply: ReplyStream) -> SampleReply:
             found = read_sample_reply(reply)
+            reply.read(np.empty(reply.nbytes - reply.received, np.uint8))
             reply.finish()
             return found
 

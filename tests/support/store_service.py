@@ -90,18 +90,34 @@ class Trainer:
         if comes and (fd := service.ring_of(self.channel.id)) is not None:
             os.close(fd)
         self.answers = Answers()
+        self._unread: list[Result] = []
+        """Outcomes whose frames are kept, as by a connection that is not read."""
 
     def ask(self, batch: int, **changes: Any) -> SampleTask:
-        return self.service.submit(
-            self.job,
-            sample_request(self.channel.id, batch, **changes),
-            lambda outcome: self.answers.put(batch, outcome),
-        )
+        unread: list[Result] = []
+
+        def done(outcome: Result) -> None:
+            unread.append(outcome)
+            self._unread.append(outcome)
+            self.answers.put(batch, outcome)
+
+        def cut(reason: str) -> bool:
+            for each in unread:
+                self._forget(each)
+            return bool(unread)
+
+        request = sample_request(self.channel.id, batch, **changes)
+        return self.service.submit(self.job, request, done, cut=cut)
 
     def fetch(self, outcome: Result) -> bytes | None:
-        """Return the frame of a handle, as the data port would."""
-        found = self.service.frames.take(outcome.handle, self.job)
-        return None if found is None else found.tobytes()
+        """Return the frame of an outcome, once: it was sent then. ``None`` where its call was cut."""
+        frame = None if outcome.frame is None else outcome.frame.tobytes()
+        self._forget(outcome)
+        return frame
+
+    def _forget(self, outcome: Result) -> None:
+        object.__setattr__(outcome, "frame", None)
+        self._unread = [each for each in self._unread if each is not outcome]
 
 
 class Gate:

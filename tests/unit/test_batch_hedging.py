@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gigl_client.channels import Channel
-from gigl_client.receiver import FETCHERS
-from gigl_loader.rpc.reply_stream import fetch_frame
+from gigl_client.receiver import Receiver
 from gigl_loader.rpc.store_client import StoreClient
 from gigl_loader.sampling.frame_writer import Completion
 from gigl_server.sampling.frame_maker import FrameMaker
@@ -24,9 +23,9 @@ from tests.support.sources import NUM_BATCHES, drain, sampled_frames
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from gigl_client.in_flight import InFlightRequest
     from gigl_client.source import RemoteSource
-    from gigl_loader.rpc.calls import Cancellation
-    from gigl_loader.rpc.connection import Connection
+    from gigl_loader.rpc.reply_stream import ReplyStream
 
 SOON_S = 60.0
 STALLED_S = 1.0
@@ -40,9 +39,8 @@ def servers() -> Iterator[SmallCluster]:
 
 @pytest.fixture
 def two(servers: SmallCluster, monkeypatch: pytest.MonkeyPatch) -> SmallCluster:
-    """Two servers, which count as stalled soon, and whose frames are fetched, however small."""
+    """Two servers, which count as stalled soon."""
     monkeypatch.setattr("gigl_loader.rpc.calls._STALLED_S", 0.2)
-    monkeypatch.setattr("gigl_client.in_flight.MAX_INLINE_BYTES", 0)
     return servers
 
 
@@ -62,45 +60,43 @@ def used(source: RemoteSource) -> list[int]:
     return [each["batches"] for each in source.stats()["servers"]]
 
 
-class HeldFetches:
-    """Fetches from the first server, once ``holds``: as where it has stopped in mid-reply."""
+class HeldReplies:
+    """Replies of the first server, once ``holds``: as where it has stopped in the middle of them."""
 
     def __init__(self, two: SmallCluster, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
         self.cancelled = 0
         self.holds = False
         self._left = count
         self._lock = threading.Lock()
-        self._connection = two.cluster.servers[0].connection
-        monkeypatch.setattr("gigl_client.receiver.fetch_frame", self._fetch)
+        server, read = two.cluster.servers[0], Receiver.read
 
-    def _fetch(self, connection: Connection, *arguments: Any, **options: Any) -> None:
-        with self._lock:
-            held = self.holds and self._left > 0 and connection is self._connection
-            self._left -= held
-        if held:
-            ended = options["cancellation"].wait(SOON_S)
+        def held_read(receiver: Receiver, sent: InFlightRequest, reply: ReplyStream) -> Any:
             with self._lock:
-                self.cancelled += ended
-        fetch_frame(connection, *arguments, **options)
+                held = self.holds and self._left > 0 and sent.channel.server is server
+                self._left -= held
+            if held:
+                ended = sent.cancellation.wait(SOON_S)
+                with self._lock:
+                    self.cancelled += ended
+            return read(receiver, sent, reply)
+
+        monkeypatch.setattr(Receiver, "read", held_read)
 
 
-@pytest.mark.parametrize("count", [1, FETCHERS])
+@pytest.mark.parametrize("count", [1, 2])
 def test_a_server_whose_frames_are_late_delays_no_other_and_is_used_again(
     two: SmallCluster, expected: list[bytes], monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    """All threads that fetch may be stuck before the batch is requested from the second server.
-
-    The server had replied before: no other reply would end its being passed over.
-    """
-    fetches = HeldFetches(two, monkeypatch, count)
+    """The server had replied before: no other reply would end its being passed over."""
+    replies = HeldReplies(two, monkeypatch, count)
     with closing(opened(two)) as source:
         source.start_epoch(0)
         frames = drain(source, 1)
-        fetches.holds = True
+        replies.holds = True
         assert frames + drain(source, NUM_BATCHES - 1) == expected
         assert source.stats()["hedged"] > 0
-        assert wait_until(lambda: fetches.cancelled > 0, seconds=SOON_S)
-        assert not source.stats()["retries"], "a fetch ended by its timeout"
+        assert wait_until(lambda: replies.cancelled > 0, seconds=SOON_S)
+        assert not source.stats()["retries"], "a reply ended by its timeout"
         before = used(source)
 
         def both_are_used() -> bool:
@@ -142,13 +138,13 @@ def test_a_frame_that_comes_slowly_is_not_requested_from_another_server(
     with closing(opened(two)) as source:
         step = LongStep(source)
 
-        def slowly(
-            connection: Connection, *arguments: Any, cancellation: Cancellation, **options: Any
-        ) -> None:
-            step.take(cancellation.hear)
-            fetch_frame(connection, *arguments, cancellation=cancellation, **options)
+        read = Receiver.read
 
-        monkeypatch.setattr("gigl_client.receiver.fetch_frame", slowly)
+        def slowly(receiver: Receiver, sent: InFlightRequest, reply: ReplyStream) -> Any:
+            step.take(sent.cancellation.hear)
+            return read(receiver, sent, reply)
+
+        monkeypatch.setattr(Receiver, "read", slowly)
         step.check(expected)
 
 

@@ -1,22 +1,27 @@
-"""Channels of a remote source: what they request, and the queue of responses."""
+"""Channels of a remote source: what they request, their buffers, and turns of batches."""
 
 from __future__ import annotations
 
 import gc
 import threading
-from typing import Any
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gigl_client.channels import ChannelConfig, PrivateBuffers, RingBuffers, is_this_host
-from gigl_client.receiver import ResponseQueue
+from gigl_client.receiver import COMPLETING, Turns
 from gigl_loader.channel import ring
 from gigl_loader.channel.ring import slot_bytes_of
 from gigl_loader.errors import FormatError
 from gigl_loader.memfile import create_memory
+from gigl_loader.rpc.calls import Cancellation, Cancelled
+from tests.support.leftovers import wait_until
+
+if TYPE_CHECKING:
+    from gigl_client.in_flight import InFlightRequest
 
 PAGE = 4096
 
@@ -125,37 +130,53 @@ def test_a_size_that_is_not_of_a_slot_is_refused(nbytes: int) -> None:
         ring.lend(0, nbytes)
 
 
-# --- Queue of responses of a remote source
+# --- Turns of frames that get the rows of owners
 
 
-PLACES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)))
+def sent_of(batch: int, cancellation: Cancellation | None = None) -> InFlightRequest:
+    request = SimpleNamespace(batch=batch)
+    found = SimpleNamespace(fence=0, request=request, cancellation=cancellation or Cancellation())
+    return cast("InFlightRequest", found)
 
 
-@given(PLACES)
-def test_items_come_by_fence_and_batch_and_equal_ones_as_they_were_put(places: list[tuple[int, int]]) -> None:
-    responses: ResponseQueue[int] = ResponseQueue()
-    for number, (fence, batch) in enumerate(places):
-        responses.put(number, fence=fence, batch=batch)
-    found = [responses.get() for _ in places]
-    assert found == sorted(range(len(places)), key=lambda number: places[number])
+def test_lower_batches_have_their_turn_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gigl_client.receiver._STUCK_S", 60.0)
+    turns, order = Turns(), list[int]()
+
+    def complete(batch: int) -> None:
+        with turns.take(sent_of(batch)):
+            order.append(batch)
+            assert wait_until(lambda: len(order) + len(turns._waiting) == 3)
+
+    threads = [threading.Thread(target=complete, args=(batch,)) for batch in (9, 7, 8)]
+    with turns.take(sent_of(0)), ExitStack() as held:
+        for _ in range(COMPLETING - 1):
+            held.enter_context(turns.take(sent_of(1)))
+        for thread in threads:
+            thread.start()
+        assert wait_until(lambda: len(turns._waiting) == 3)
+        held.close()  # One place, while the first turn is held.
+        for thread in threads:
+            thread.join(20)
+    assert order == [7, 8, 9]
 
 
-def test_every_thread_is_ended_once_and_items_before_the_end_are_handed_out() -> None:
-    responses: ResponseQueue[int] = ResponseQueue()
-    found: list[int] = []
+def test_turns_that_take_long_leave_others_theirs() -> None:
+    turns = Turns()
+    with ExitStack() as stuck:
+        for batch in range(COMPLETING):
+            stuck.enter_context(turns.take(sent_of(batch)))
+        with turns.take(sent_of(COMPLETING)):
+            assert len(turns._since) == COMPLETING + 1
 
-    def work() -> None:
-        while (item := responses.get()) is not None:
-            found.append(item)
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for number in range(100):
-        responses.put(number, fence=1, batch=number % 7)
-    for _ in threads:
-        responses.end()
-    for thread in threads:
-        thread.join(20)
-    assert not any(thread.is_alive() for thread in threads)
-    assert sorted(found) == list(range(100))
+def test_a_turn_of_a_batch_that_is_not_needed_is_not_waited_for() -> None:
+    turns, cancellation = Turns(), Cancellation()
+    cancellation.cancel()
+    with ExitStack() as held:
+        for batch in range(COMPLETING):
+            held.enter_context(turns.take(sent_of(batch)))
+        with pytest.raises(Cancelled), turns.take(sent_of(9, cancellation)):
+            pass
+    with turns.take(sent_of(3)):
+        pass

@@ -164,7 +164,6 @@ def test_a_backoff_that_ends_before_the_wait_begins_ends_the_wait() -> None:
         ChannelPool([], config, changed, defers=False, heartbeats=cast("Any", None)),
         in_flight,
         changed,
-        fetchers_stuck_at=lambda: math.inf,
         check_at=lambda: math.inf,
     )
     began = time.monotonic()

@@ -183,7 +183,7 @@ def test_calls_wait_without_threads() -> None:
             call.cancel()
         assert wait_until(lambda: queued() == 0, seconds=60)
         gate.opened.set()
-        assert first.result().handle
+        assert first.result().frame
 
 
 def test_replies_that_nobody_takes_hold_no_thread() -> None:

@@ -209,7 +209,8 @@ def test_the_handshake_with_a_peer(clock: Clock, peer: SlowPeer, monkeypatch: py
     pings = Asked(clock, ConnectionError("enough was seen"))
     monkeypatch.setattr(rpc_peer, "tcp_probe", lambda *_: None)
     monkeypatch.setattr(rpc_peer, "connection_to", pings)
-    described = messages.Description(graph="g", wire_version=4, oldest_wire_version=3, draw_specification=2)
+    own = BuildVersions.own()
+    described = messages.Description(graph="g", wire_version=own.wire, draw_specification=own.draws)
     described.partitions.append(0)
     peer.script = [whole(described)]
     endpoint = replace(peer.endpoint, partitions=(0,))

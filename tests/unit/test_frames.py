@@ -1,4 +1,4 @@
-"""Frames of a server: buffers, frames that wait to be fetched, rings."""
+"""Frames of a server: buffers, frames that are sent, rings."""
 
 from __future__ import annotations
 
@@ -13,126 +13,46 @@ import pyarrow as pa
 import pytest
 
 from gigl_loader.memfile import map_memory
-from gigl_loader.rpc.refusals import Refusal, RefusalKind
+from gigl_server.admission import LOCAL, Identity
 from gigl_server.counters import Counters
+from gigl_server.frames.memory import BufferPool, SentFrames
 from gigl_server.frames.ring import FrameRing
-from gigl_server.frames.store import BufferPool, FrameStore
 from tests.support.store_service import Clock
 
-ME, YOU = b"m" * 32, b"y" * 32
-A, B = b"a" * 16, b"b" * 16
+ME, YOU = (LOCAL, b"m" * 32), (Identity(address="10.0.0.1"), b"y" * 32)
 
 
-def put(shelf: FrameStore, channel: bytes = A, nbytes: int = 10, *, fence: int = 0, job: bytes = ME) -> bytes:
-    return shelf.put(np.zeros(nbytes, np.uint8), job=job, channel=channel, fence=fence)
-
-
-def test_a_frame_is_handed_out_once_and_only_to_its_job() -> None:
-    shelf = FrameStore(1 << 20)
-    handle = put(shelf)
-    assert len(handle) == 16
-    assert shelf.take(handle, YOU) is None
-    found = shelf.take(handle, ME)
-    assert found is not None
-    assert len(found) == 10
-    assert shelf.take(handle, ME) is None
-    assert shelf.take(b"x" * 16, ME) is None
-    assert (len(shelf), shelf.nbytes, shelf.held_by(A)) == (0, 0, 0)
-
-
-def test_handles_differ() -> None:
-    shelf = FrameStore(1 << 20)
-    assert len({put(shelf) for _ in range(100)}) == 100
-    assert (shelf.held_by(A), shelf.held_by(B), shelf.nbytes) == (100, 0, 1000)
-
-
-def test_frames_of_a_channel_go_all_or_those_of_older_epochs() -> None:
-    shelf = FrameStore(1 << 20)
-    old, new, other = put(shelf, fence=1), put(shelf, fence=2), put(shelf, B, fence=1)
-    shelf.drop_channel(A, before_fence=2)
-    assert shelf.take(old, ME) is None
-    assert shelf.held_by(A) == 1
-    shelf.drop_channel(A)
-    assert shelf.take(new, ME) is None
-    assert shelf.take(other, ME) is not None
-    shelf.drop(other)
-    shelf.drop_channel(b"never there")
-
-
-def test_frames_are_dropped_whose_channel_fetches_none() -> None:
-    clock = Clock()
-    counters = Counters()
-    shelf = FrameStore(1 << 20, clock, counters)
-    slow = [put(shelf, A) for _ in range(2)]
-    gone = put(shelf, B)
-    clock.now += 4
-    assert shelf.take(slow[0], ME) is not None
-    late = put(shelf, B)
-    clock.now += 1
-    assert shelf.drop_forgotten(clock.now - 2) == 1
-    assert shelf.take(gone, ME) is None
-    assert shelf.take(slow[1], ME) is not None
-    assert shelf.take(late, ME) is not None
-    assert counters.read().dropped_frames == 1
-
-
-def test_a_job_loses_its_oldest_frame_unless_that_is_new() -> None:
-    clock = Clock()
-    counters = Counters()
-    shelf = FrameStore(1 << 20, clock, counters)
-    handles = [put(shelf, B), put(shelf, A), put(shelf, job=YOU)]
-    clock.now += 1
-    assert not shelf.drop_one(ME, clock.now - 2)
-    assert shelf.drop_one(ME, clock.now)
-    assert shelf.take(handles[0], ME) is None
-    assert shelf.drop_one(ME, clock.now)
-    assert not shelf.drop_one(ME, clock.now)
-    assert shelf.take(handles[2], YOU) is not None
-    assert counters.read().dropped_frames == 2
-
-
-def test_what_is_sent_counts_for_its_job_until_it_was() -> None:
-    shelf = FrameStore(1000)
-    handles = [put(shelf, nbytes=200) for _ in range(2)]
-    sent = shelf.take(handles[0], ME)
-    assert sent is not None
-    assert (shelf.sent, shelf.nbytes, dict(shelf.held_bytes())) == (1, 200, {ME: 400})
-    with pytest.raises(Refusal) as raised:
-        shelf.take(handles[1], ME)
-    assert raised.value.kind is RefusalKind.BUSY
-    assert shelf.take(put(shelf, nbytes=900, job=YOU), YOU) is not None  # One, however large.
+def test_a_frame_counts_for_its_holder_until_nothing_refers_to_it() -> None:
+    frames = SentFrames(Counters())
+    sent, other = (frames.send(np.zeros(200, np.uint8), holder) for holder in (ME, YOU))
+    assert (len(frames), frames.mean_bytes(), dict(frames.held())) == (2, 200, {ME: 200, YOU: 200})
     part = sent[10:20]
     del sent
-    assert shelf.sent == 1
+    assert dict(frames.held()) == {ME: 200, YOU: 200}
     del part
-    assert (shelf.sent, dict(shelf.held_bytes())) == (0, {ME: 200})
-    assert shelf.take(handles[1], ME) is not None
+    assert dict(frames.held()) == {YOU: 200}
+    del other
+    assert (len(frames), frames.mean_bytes(), frames.held()) == (0, 0, {})
 
 
-def test_a_frame_that_is_sent_with_a_reply_counts_as_any_other_on_its_way() -> None:
-    shelf = FrameStore(1000)
-    sent = shelf.send(np.zeros(200, np.uint8), job=ME)
-    assert sent is not None
-    assert (shelf.sent, len(shelf), shelf.nbytes, dict(shelf.held_bytes())) == (1, 0, 0, {ME: 200})
-    assert shelf.send(np.zeros(100, np.uint8), job=ME) is None  # A quarter of the memory for one job.
-    handle = put(shelf, nbytes=100)
-    with pytest.raises(Refusal, match="of this job are on their way"):
-        shelf.take(handle, ME)
-    assert shelf.send(np.zeros(100, np.uint8), job=YOU) is not None
-    del sent
-    assert dict(shelf.held_bytes()) == {ME: 100}
-    assert shelf.take(handle, ME) is not None
+def test_the_oldest_call_that_waits_to_be_read_is_cut() -> None:
+    clock, counters, reasons = Clock(), Counters(), []
+    frames = SentFrames(counters, clock)
 
+    def cut(reason: str) -> bool:
+        reasons.append(reason)
+        return True
 
-def test_frames_on_their_way_are_counted() -> None:
-    shelf = FrameStore(1 << 30)
-    sent = [shelf.take(put(shelf), ME) for _ in range(64)]
-    with pytest.raises(Refusal, match=r"^64 frames of this job are on their way$"):
-        shelf.take(put(shelf), ME)
-    sent += [shelf.take(put(shelf, job=bytes([job])), bytes([job])) for job in range(192)]
-    with pytest.raises(Refusal, match=r"^256 frames are on their way$"):
-        shelf.take(put(shelf, job=YOU), YOU)
-    assert all(each is not None for each in sent)
+    moving = frames.send(np.zeros(1, np.uint8), ME, lambda _: False)
+    clock.now += 1
+    resting = frames.send(np.zeros(1, np.uint8), ME, cut)
+    assert not frames.cut_oldest(ME, clock.now, "unread")
+    clock.now += 1
+    assert not frames.cut_oldest(YOU, clock.now, "unread")
+    assert frames.cut_oldest(ME, clock.now, "unread")
+    assert reasons == ["unread"]
+    assert counters.read().dropped_frames == 1
+    del moving, resting
 
 
 def test_slots_of_a_ring_are_seen_through_its_descriptor() -> None:
@@ -261,7 +181,7 @@ def test_a_buffer_that_comes_back_while_its_thread_takes_one_blocks_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lent: list[Any] = []
-    monkeypatch.setattr("gigl_server.frames.store.deque", lambda: _Collecting(lent))
+    monkeypatch.setattr("gigl_server.frames.memory.deque", lambda: _Collecting(lent))
     memory = BufferPool(4 * MB)
     lent.append(memory.take(MB))
     taker = threading.Thread(target=memory.take, args=(MB,), daemon=True)

@@ -303,7 +303,7 @@ def test_frames_of_a_token_wait_until_some_were_fetched() -> None:
             others.ask(batch % 10, epoch=batch // 10)
         for _ in range(30):
             others.answers.next()
-        held = service.frames.held_by_owner()
+        held = service.frames.held()
         assert held[TEAM[0], JOB] <= most
         assert held[OTHERS, OTHER_JOB] > most
         for _, outcome in first:

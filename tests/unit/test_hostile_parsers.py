@@ -21,7 +21,6 @@ from gigl_loader.errors import FormatError
 from gigl_loader.graph.manifest import Manifest
 from gigl_loader.rpc import request_reader, requests
 from gigl_loader.rpc.endpoint import Endpoint
-from gigl_loader.rpc.graph_requests import frame_handle
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.replies import parsed
 from gigl_loader.rpc.versions import WIRE_VERSION
@@ -96,7 +95,6 @@ PARSERS: Mapping[str, Parser] = {
     "frame": Parser(_frame, LARGE),
     "request": Parser(_request, request_reader.MAX_HEADER_BYTES, (Refusal,)),
     "JSON in a request": Parser(_inner_json, request_reader.MAX_HEADER_BYTES // 4, (Refusal,)),
-    "ask for a frame": Parser(lambda text: frame_handle(_headed(text)), 500, (Refusal,)),
     "reply": Parser(_reply, request_reader.MAX_HEADER_BYTES),
     "refusal": Parser(_refusal, 16 << 10),
     "endpoint": Parser(lambda text: Endpoint.from_json(text.decode("utf-8", "replace")), LARGE),

@@ -17,13 +17,13 @@ import pytest
 
 from gigl_client.channels import RingBuffers
 from gigl_client.in_flight import InFlightRequest
-from gigl_client.receiver import FETCHERS
+from gigl_client.receiver import Receiver
 from gigl_client.source import RemoteSource
 from gigl_loader.channel.ring import slot_of
 from gigl_loader.errors import FormatError, SamplingError, StorageUnavailable
+from gigl_loader.native import StreamClosed
 from gigl_loader.rpc.connection import Connection
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
-from gigl_loader.rpc.reply_stream import fetch_frame
 from gigl_loader.sampling.request import SEED
 from gigl_loader.sampling.schedule import Schedule
 from gigl_server.sampling.frame_maker import FrameMaker
@@ -113,12 +113,6 @@ class Slots:
 @pytest.fixture
 def slots(monkeypatch: pytest.MonkeyPatch) -> Slots:
     return Slots(monkeypatch)
-
-
-@pytest.fixture
-def fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have all frames fetched from the data port, however small."""
-    monkeypatch.setattr("gigl_client.in_flight.MAX_INLINE_BYTES", 0)
 
 
 KINDS = [("ring", "auto"), ("network", "through"), ("network", "direct")]
@@ -291,35 +285,37 @@ def test_owners_that_stay_away_are_named_and_nothing_is_lost(
         assert frames == expected
 
 
-def test_frames_that_cannot_be_fetched_do_not_keep_their_server_from_sampling(
+def test_replies_that_break_off_are_requested_again_over_the_same_channel(
     one: SmallCluster, expected: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failures = itertools.count()
+    failures, read = itertools.count(), Receiver.read
 
-    def fetch(*arguments: Any, **options: Any) -> None:
-        if next(failures) < 16:  # As a data port behind a line that is cut.
-            raise StorageUnavailable("no way to the data port")
-        fetch_frame(*arguments, **options)
+    def broken(*arguments: Any) -> Any:
+        if next(failures) < 16:  # As behind a line that is cut.
+            raise StreamClosed("the other side closed the connection")
+        return read(*arguments)
 
-    monkeypatch.setattr("gigl_client.receiver.fetch_frame", fetch)
+    monkeypatch.setattr(Receiver, "read", broken)
     with closing(one.open(transport="network")) as source:
         source.start_epoch(0)
         assert drain(source) == expected
-    assert len(one.service(0).frames) == 0
+        assert (source.stats()["retries"], source.stats()["reconnects"]) == (16, 0)
+    assert wait_until(lambda: len(one.service(0).frames) == 0)
 
 
-@pytest.mark.usefixtures("fetched")
 def test_a_data_port_that_stays_away_is_told_and_nothing_is_lost(
     one: SmallCluster, expected: list[bytes]
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
-        raise StorageUnavailable("no way there")
+        raise StreamClosed("no way there")
 
     with closing(one.open(transport="network", timeout_s=0.5)) as source:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("gigl_client.receiver.fetch_frame", fail)
+            patch.setattr(Receiver, "read", fail)
             source.start_epoch(0)
-            with pytest.raises(StorageUnavailable, match=r"batch 0 of epoch 0: no way there \(asked for it"):
+            with pytest.raises(
+                StorageUnavailable, match=r"batch 0 of epoch 0: .* no way there \(asked for it"
+            ):
                 source.receive(5)
         frames: list[bytes] = []
         while len(frames) < NUM_BATCHES:
@@ -352,25 +348,6 @@ def test_a_slot_is_not_used_again_while_its_server_may_write_to_it(
         assert wait_until(lambda: source.stats()["retries"] > 0 and source.stats()["reconnects"] > 0)
         one.gate.set()
         assert drain(source) == expected
-
-
-@pytest.mark.usefixtures("fetched")
-def test_a_frame_that_is_gone_is_asked_for_again(
-    one: SmallCluster, expected: list[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    frames, taken = one.service(0).frames, []
-    take = frames.take
-
-    def forgetful(handle: bytes, job: bytes) -> Any:
-        found = take(handle, job)
-        taken.append(handle)
-        return None if len(taken) in (1, 5) else found
-
-    monkeypatch.setattr(frames, "take", forgetful)
-    with closing(one.open(transport="network")) as source:
-        source.start_epoch(0)
-        assert drain(source) == expected
-        assert source.stats()["retries"] == 2
 
 
 def test_a_busy_server_is_asked_again(
@@ -460,40 +437,39 @@ def _no_size(*_: Any) -> None:
     raise FormatError("no size")
 
 
-@pytest.mark.usefixtures("fetched")
-def test_a_channel_that_is_lost_is_noticed_while_frames_are_fetched(
+def test_a_channel_that_is_lost_is_noticed_while_frames_are_read(
     one: SmallCluster, expected: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All threads that fetch are at it: what failed does not wait for them."""
-    fetching, holding = threading.Semaphore(0), threading.Event()
-    sample, fetch_all = threading.Event(), threading.Event()
-    make, received = FrameMaker.make, 3
+    """What failed does not wait for replies that come slowly."""
+    reading, holding = threading.Semaphore(0), threading.Event()
+    sample, read_all = threading.Event(), threading.Event()
+    make, read, received, at_once = FrameMaker.make, Receiver.read, 3, 2
 
-    def held_up(*arguments: Any, **options: Any) -> None:
+    def held_up(*arguments: Any) -> Any:
         if holding.is_set():
-            fetching.release()
-            assert fetch_all.wait(30)
-        fetch_frame(*arguments, **options)
+            reading.release()
+            assert read_all.wait(30)
+        return read(*arguments)
 
     def made(maker: FrameMaker, task: Any, thread: int) -> Any:
         assert task.request.batch < received or holding.wait(30)
-        assert task.request.batch < received + FETCHERS or sample.wait(30)
+        assert task.request.batch < received + at_once or sample.wait(30)
         return make(maker, task, thread)
 
-    monkeypatch.setattr("gigl_client.receiver.fetch_frame", held_up)
+    monkeypatch.setattr(Receiver, "read", held_up)
     monkeypatch.setattr(FrameMaker, "make", made)
-    with closing(one.open(transport="network", prefetch=FETCHERS + 1)) as source:
+    with closing(one.open(transport="network", prefetch=at_once + 1)) as source:
         source.start_epoch(0)
         frames = drain(source, received)
         holding.set()
         try:
-            assert all(fetching.acquire(timeout=20) for _ in range(FETCHERS))
+            assert all(reading.acquire(timeout=20) for _ in range(at_once))
             _close_channels(one.service(0))
             sample.set()
             assert wait_until(lambda: source.stats()["reconnects"] == 1)
         finally:
             sample.set()
-            fetch_all.set()
+            read_all.set()
         assert frames + drain(source, NUM_BATCHES - received) == expected
 
 

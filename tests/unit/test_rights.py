@@ -24,7 +24,6 @@ from gigl_loader.rpc.graph_requests import (
     LocateRequest,
     ManifestRequest,
     TextsRequest,
-    encode_frame_request,
     encode_graph_request,
 )
 from gigl_loader.rpc.refusals import Refusal
@@ -100,7 +99,7 @@ SERVICES = {
     **dict.fromkeys(STORE_METHODS, "gigl.v1.GraphStore"),
     **dict.fromkeys(ADMIN_METHODS, "gigl.v1.Admin"),
 }
-DATA = [*QUERIES, "frame", "sample"]
+DATA = [*QUERIES, "sample"]
 VERBS = [*DATA, *CONTROL]
 
 
@@ -120,21 +119,13 @@ class Job:
         found = job_key([JOB], "owner")
         assert found is not None
         self.key = found
-        self.handle = bytes(16)
-
-    def keep_frame(self) -> None:
-        """Keep a frame for the job, behind ``handle``."""
-        frame = np.arange(9, dtype=np.uint8)
-        self.handle = self.parts.service.frames.put(frame, job=self.key, channel=self.channel, fence=0)
 
     def kind(self, verb: str, token: str, *, channel: bytes | None = None) -> str:
         """Return the kind of the refusal of a call, or its status at the control port; empty for a reply."""
         with self._client(token) as client:
             if verb in CONTROL:
                 return self._status(client, verb, channel)
-            body = {**QUERIES, "frame": encode_frame_request(self.handle)}.get(verb)
-            if body is None:
-                body = sample_request(self.channel, 0, inline_bytes=1 << 20).SerializeToString()
+            body = QUERIES.get(verb) or sample_request(self.channel, 0).SerializeToString()
             return client._data.kind(body, client._header(None), sample=verb == "sample")
 
     def _status(self, client: HostileClient, verb: str, channel: bytes | None) -> str:
@@ -180,7 +171,6 @@ def test_a_caller_without_a_good_token_is_refused(job: Job) -> None:
         assert job.kind(verb, "") == refused, verb
         assert job.kind(verb, WRONG) == refused, verb
         assert job.kind(verb, SERVERS) not in REFUSED, verb
-    job.keep_frame()
     for verb in VERBS[::-1]:  # ``DestroyProducer`` after the calls for a channel.
         assert job.kind(verb, OWNER) not in REFUSED, verb
 
@@ -194,15 +184,13 @@ def test_a_good_token_at_first_opens_no_connection_for_a_wrong_one(job: Job) -> 
 
 
 def test_the_secret_of_a_job_is_worth_nothing_with_another_token(job: Job) -> None:
-    job.keep_frame()
-    expected = {"frame": "gone", "sample": "not found", "OpenChannel": "NOT_FOUND"}
-    for verb in ("frame", "sample", "OpenChannel", "Heartbeat", "CloseChannel", "DestroyProducer"):
+    expected = {"sample": "not found", "OpenChannel": "NOT_FOUND"}
+    for verb in ("sample", "OpenChannel", "Heartbeat", "CloseChannel", "DestroyProducer"):
         assert job.kind(verb, OTHER, channel=job.channel) == expected.get(verb, ""), verb
     assert job.kind("CreateProducer", OTHER) == ""  # One of its own.
     load = job.parts.service.load()
     assert [each.job for each in load.channels] == [job.key]
     assert (load.jobs, load.producers) == (2, 2)
-    assert job.kind("frame", OWNER) == ""
     assert job.kind("sample", OWNER) == ""
 
 
@@ -212,7 +200,6 @@ def test_a_right_that_is_withdrawn_while_a_call_runs_stops_it(
 ) -> None:
     """What is replaced: the step of the server at which the right is withdrawn."""
     withdrawn: list[str] = []
-    job.keep_frame()
 
     def withdraw() -> None:
         if not withdrawn:
@@ -289,7 +276,7 @@ def test_a_frame_beyond_the_quota_of_its_token_is_a_failure_that_names_both(job:
     with closing(job._client(OWNER)) as client:
         for batch, frames, outcome in ((0, 1 << 20, "frame"), (1, 1 << 10, "failure")):
             object.__setattr__(grant, "frames", frames)
-            body = sample_request(job.channel, batch, inline_bytes=1 << 20).SerializeToString()
+            body = sample_request(job.channel, batch).SerializeToString()
             said = client._data.ask(body, client._header(None), sample=True)
             (size,) = struct.unpack_from("<I", said)
             reply = messages.SampleReply.FromString(said[4 : 4 + size])

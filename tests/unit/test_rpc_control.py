@@ -21,7 +21,6 @@ from gigl_loader.rpc.refusals import (
     Contact,
     Damaged,
     FaultKind,
-    Gone,
     Refusal,
     RefusalKind,
     Retry,
@@ -83,7 +82,6 @@ def test_a_status_without_a_mark_is_a_fault_of_the_moment(code: str, kind: type[
         ("INVALID", "INVALID_ARGUMENT"),
         ("UNAUTHENTICATED", "UNAUTHENTICATED"),
         ("NOT_FOUND", "NOT_FOUND"),
-        ("GONE", "NOT_FOUND"),
         ("CONFLICT", "FAILED_PRECONDITION"),
         ("OTHER_GRAPH", "FAILED_PRECONDITION"),
         ("TOO_LARGE", "RESOURCE_EXHAUSTED"),
@@ -192,7 +190,6 @@ def test_a_refusal_survives_the_wire(kind: RefusalKind) -> None:
         (RefusalKind.BUSY, Busy),
         (RefusalKind.DAMAGED, Damaged),
         (RefusalKind.NOT_FOUND, Unknown),
-        (RefusalKind.GONE, Gone),
         (RefusalKind.CONFLICT, ValueError),
         (RefusalKind.UNAVAILABLE, StorageUnavailable),
         (RefusalKind.UNIMPLEMENTED, ValueError),
@@ -215,7 +212,7 @@ def test_every_fault_has_one_rule() -> None:
 
 def test_what_is_retried_until_the_timeout_is_raised_as_unavailable() -> None:
     """So that whoever retries ``StorageUnavailable`` retries all of it, and nothing else."""
-    until_timeout = (Retry.AGAIN, Retry.CHANNEL, Retry.BATCH)
+    until_timeout = (Retry.AGAIN, Retry.CHANNEL)
     for rule in FAULT_RULES:
         assert issubclass(rule.error, StorageUnavailable) == (rule.retry in until_timeout), rule
         assert rule.first is None or not issubclass(rule.first, StorageUnavailable), rule
@@ -246,7 +243,6 @@ def test_the_table_in_the_documentation_is_that_of_the_code() -> None:
         "malformed",
         "damaged",
         "invalid",
-        "gone",
         "unauthenticated",
         "other graph",
         "too large",

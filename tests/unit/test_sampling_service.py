@@ -18,8 +18,8 @@ from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.partitioned import PartitionedStore
 from gigl_loader.sampling.store import GatherRequest
-from gigl_server.admission import Limits
-from gigl_server.frames.store import BufferPool
+from gigl_server.admission import LOCAL, Limits
+from gigl_server.frames.memory import BufferPool
 from gigl_server.sampling.frame_maker import FrameMaker
 from gigl_server.sampling.sampler_pool import SamplerPool
 from gigl_server.sessions.channel import ChannelOptions
@@ -147,7 +147,7 @@ def test_a_batch_that_fails_is_told_with_the_far_traceback(monkeypatch: pytest.M
             raise failure.error()
         assert "ZeroDivisionError" in raised.value.__notes__[0]
         trainer.ask(2)
-        assert trainer.answers.next()[1].handle
+        assert trainer.answers.next()[1].frame is not None
 
 
 def test_a_mistake_of_ours_ends_the_ask_and_not_the_thread(
@@ -163,7 +163,7 @@ def test_a_mistake_of_ours_ends_the_ask_and_not_the_thread(
         assert refusal.kind is RefusalKind.UNAVAILABLE
         assert wait_until(lambda: "ZeroDivisionError" in caplog.text)
         trainer.ask(2)
-        assert trainer.answers.next()[1].handle
+        assert trainer.answers.next()[1].frame is not None
         assert wait_until(lambda: service.load().busy == 0)
 
 
@@ -186,7 +186,7 @@ def test_a_frame_beyond_all_memory_fails_and_the_next_does_not(wanted: list[byte
         trainer.ask(0)
         assert b"ask for fewer seeds a batch" in trainer.answers.next()[1].failure
         trainer.ask(0, inputs=np.array([7]).tobytes(), index=np.array([7]).tobytes())
-        assert trainer.answers.next()[1].handle
+        assert trainer.answers.next()[1].frame is not None
 
 
 # --- fair turns, credits, fences
@@ -255,13 +255,11 @@ def test_beyond_its_credit_a_channel_is_refused_and_others_are_not() -> None:
         trainer.ask(0)
         assert gate.entered.acquire(timeout=20)
         trainer.ask(1)
-        refused(RefusalKind.BUSY, "^2 batches are asked for and not fetched", trainer.ask, 2)
+        refused(RefusalKind.BUSY, "^2 batches are asked for already", trainer.ask, 2)
         other.ask(0)
         gate.opened.set()
-        outcomes = [trainer.answers.next()[1] for _ in range(2)]
-        assert other.answers.next()[1].handle
-        refused(RefusalKind.BUSY, "not fetched", trainer.ask, 2)  # Ready frames count.
-        trainer.fetch(outcomes[0])
+        assert all(trainer.answers.next()[1].frame is not None for _ in range(2))
+        assert other.answers.next()[1].frame is not None
         trainer.ask(2)
 
 
@@ -297,17 +295,6 @@ def test_a_refused_ask_of_a_new_epoch_ends_the_older_ones_all_the_same() -> None
         assert trainer.answers.next()[1].skipped
 
 
-def test_ready_frames_of_an_epoch_that_was_left_are_dropped() -> None:
-    with service_of() as service:
-        trainer = Trainer(service, credit=2)
-        for batch in range(2):
-            trainer.ask(batch, fence=1)
-        old = [trainer.answers.next()[1] for _ in range(2)]
-        trainer.ask(0, fence=2)
-        assert [trainer.fetch(each) for each in old] == [None, None]
-        assert trainer.answers.next()[1].handle
-
-
 def test_an_abandoned_ask_leaves_nothing(wanted: list[bytes]) -> None:
     gate = Gate()
     with service_of(gate=gate) as service:
@@ -317,10 +304,9 @@ def test_an_abandoned_ask_leaves_nothing(wanted: list[bytes]) -> None:
         service.abandon(asked[0])  # Being sampled.
         service.abandon(asked[1])  # In the queue.
         gate.opened.set()
-        name, outcome = trainer.answers.next()
+        name, _ = trainer.answers.next()
         assert name == 2
-        service.abandon(asked[2])  # Its frame lies ready.
-        assert trainer.fetch(outcome) is None
+        service.abandon(asked[2])  # It has its outcome.
         assert len(trainer.answers) == 0
         for batch in range(3):
             trainer.ask(batch)
@@ -340,7 +326,7 @@ def test_one_slot_is_not_written_twice_at_once() -> None:
         trainer.ask(1, slot=1)
 
 
-def test_who_does_not_fetch_parks_network_channels_until_its_frames_are_dropped() -> None:
+def test_who_does_not_read_parks_network_channels_until_its_calls_are_cut() -> None:
     clock = Clock()
     with service_of(clock=clock, frame_bytes=100_000) as service:  # A frame has 60 kB, in a buffer of 65.
         service.ring_door = "somewhere"
@@ -354,10 +340,10 @@ def test_who_does_not_fetch_parks_network_channels_until_its_frames_are_dropped(
         local.ask(0, slot=1)
         assert local.answers.next()[1].in_slot  # A ring needs no such memory.
         service.sweep()
-        assert len(sloth.answers) == len(other.answers) == 0  # It may still fetch.
+        assert len(sloth.answers) == len(other.answers) == 0  # It may still read.
         clock.now += 6
         service.sweep()
-        assert other.answers.next()[1].handle  # And not the sloth's next, which came before.
+        assert other.answers.next()[1].frame is not None  # And not the sloth's next, which came before.
         assert len(sloth.answers) == 0
         assert sloth.fetch(held[0]) is None  # Its oldest.
         assert sloth.fetch(held[1]) is not None
@@ -371,8 +357,8 @@ def test_a_job_that_waits_for_nobody_but_itself_loses_nothing() -> None:
         for batch in range(3):  # In turns: else the first may have two frames made before the second asks.
             for trainer in trainers:
                 trainer.ask(batch)
-        for turn in range(6):  # Slower than a frame may lie there, but for one fetch after the other.
-            clock.now += 14  # Both first frames may be made before this: the second is 28 s old, of 30.
+        for turn in range(6):  # Slower than a frame may wait to be read where others need its memory.
+            clock.now += 14
             name, outcome = trainers[turn % 2].answers.next()
             service.heartbeat(JOB, [each.channel.id for each in trainers])
             service.sweep()
@@ -384,17 +370,11 @@ def test_frames_that_are_sent_to_who_does_not_read_take_a_part_of_the_memory_onl
         stalled, other = Trainer(service, credit=8), Trainer(service, job=OTHER_JOB)
         for batch in range(4):
             stalled.ask(batch)
-        handles = [stalled.answers.next()[1].handle for _ in range(4)]
-        sent = service.frames.take(handles[0], JOB)
-        assert sent is not None
-        with pytest.raises(Refusal, match=r"^0.1 MB of this job are on their way$") as raised:
-            service.frames.take(handles[1], JOB)
-        assert raised.value.kind is RefusalKind.BUSY
+        assert wait_until(lambda: len(stalled.answers) >= 3)
         for batch in range(6):
             other.ask(batch % 4)
             assert other.fetch(other.answers.next()[1]) is not None
-        del sent
-        assert service.frames.take(handles[1], JOB) is not None
+        assert service.load().ready_bytes <= 400_000
 
 
 def test_jobs_share_frame_memory_however_many_channels_they_have() -> None:
@@ -407,8 +387,8 @@ def test_jobs_share_frame_memory_however_many_channels_they_have() -> None:
                 trainer.ask(batch % 4)
         gate.opened.set()
         frames = [other.answers.next()[1] for _ in range(3)]
-        held = service.frames.held_bytes()
-        assert held[JOB] < 300_000 + 2 * 65_536  # Half, and what was begun.
+        held = service.frames.held()
+        assert held[LOCAL, JOB] < 300_000 + 2 * 65_536  # Half, and what was begun.
         for frame in frames:
             assert other.fetch(frame) is not None
         for _ in range(5):
@@ -495,7 +475,6 @@ def test_what_a_job_has_is_nobody_elses(wanted: list[bytes]) -> None:
         service.destroy_producer(OTHER_JOB, "train")
         assert service.heartbeat(OTHER_JOB, [mine.channel.id]) == []
         assert service.heartbeat(JOB, [b"none", mine.channel.id]) == [mine.channel.id]
-        assert service.frames.take(outcome.handle, OTHER_JOB) is None
         assert mine.fetch(outcome) == wanted[0]
 
 
@@ -518,7 +497,7 @@ def test_a_closed_channel_ends_its_asks_and_its_producer_goes_with_the_last() ->
             assert refusal is not None
             assert refusal.kind is RefusalKind.NOT_FOUND
         refused(RefusalKind.NOT_FOUND, "open it again", trainer.ask, 1)
-        assert service.frames.nbytes == 0
+        assert not service.frames.held()
 
 
 def test_destroying_a_producer_takes_its_channels() -> None:
@@ -528,7 +507,7 @@ def test_destroying_a_producer_takes_its_channels() -> None:
             service.destroy_producer(JOB, "train")
         refused(RefusalKind.NOT_FOUND, "no such channel", trainer.ask, 0)
         other.ask(0)
-        assert other.answers.next()[1].handle
+        assert other.answers.next()[1].frame is not None
 
 
 @pytest.mark.parametrize(
@@ -573,7 +552,7 @@ def test_asks_that_cannot_be_are_refused(changes: dict[str, Any], message: str) 
         trainer = Trainer(service)
         refused(RefusalKind.INVALID, message, trainer.ask, 0, **changes)
         trainer.ask(0)
-        assert trainer.answers.next()[1].handle
+        assert trainer.answers.next()[1].frame is not None
 
 
 @pytest.mark.parametrize(
@@ -630,7 +609,7 @@ def test_a_job_that_is_silent_loses_what_it_holds(
         silent = Trainer(service, ring_slots=1, ring_slot_bytes=4096)
         alive = Trainer(service, job=OTHER_JOB)
         silent.ask(0)
-        outcome = silent.answers.next()[1]
+        assert silent.fetch(silent.answers.next()[1]) is not None
         clock.now += 29
         service.heartbeat(OTHER_JOB, [alive.channel.id])
         service.sweep()
@@ -639,7 +618,6 @@ def test_a_job_that_is_silent_loses_what_it_holds(
         load = service.load()
         assert (load.jobs, load.producers) == (1, 1)
         assert service.heartbeat(OTHER_JOB, [alive.channel.id]) == [alive.channel.id]
-        assert silent.fetch(outcome) is None
         refused(RefusalKind.NOT_FOUND, "no such channel", silent.ask, 0)
         assert service.ring_of(silent.channel.id) is None
         [record] = [each for each in caplog.records if "reclaimed" in each.message]
@@ -684,18 +662,6 @@ def test_a_producer_that_nobody_opens_a_channel_of_goes_too() -> None:
         clock.now += 31
         service.sweep()
         assert (service.load().jobs, service.load().producers) == (0, 0)
-
-
-def test_a_frame_that_nobody_fetches_is_dropped_in_time() -> None:
-    clock = Clock()
-    with service_of(clock=clock, frame_s=5.0) as service:
-        trainer = Trainer(service, credit=1)
-        trainer.ask(0)
-        outcome = trainer.answers.next()[1]
-        clock.now += 6
-        service.sweep()
-        assert trainer.fetch(outcome) is None
-        trainer.ask(0)
 
 
 def test_idle_servers_give_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -813,7 +779,7 @@ def test_load_counts_what_was_done() -> None:
         assert (load.workers, load.jobs, load.producers, load.batches, load.nbytes) == (2, 1, 1, 3, total)
         assert load.ready_bytes == total - outcomes[0].nbytes
         assert (channel.key, channel.name, channel.transport) == ("train", "train rank 0", "network")
-        assert (channel.batches, channel.nbytes, channel.queued, channel.ready) == (3, total, 0, 2)
+        assert (channel.batches, channel.nbytes, channel.queued) == (3, total, 0)
         assert channel.sampling_s == pytest.approx(sum(each.sampling_s for each in outcomes))
         service.close_channel(JOB, trainer.channel.id)
         assert service.load().batches == 3

@@ -16,7 +16,7 @@ from gigl_loader.memfile import map_memory
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.sampling.negatives import MAX_AMOUNT, Negatives
 from gigl_server.admission import LOCAL, Identity, has_quota
-from gigl_server.frames.store import FrameStore
+from gigl_server.frames.memory import Holder, SentFrames
 from gigl_server.sampling.sampler_pool import SamplerPool
 from tests.support.leftovers import wait_until
 from tests.support.made import record_made
@@ -112,7 +112,7 @@ def test_channels_and_waiting_seeds_go_by_owner() -> None:
         refused("10.0.0.1 has as many seeds waiting", greedy[-1].ask, 1)
         honest.ask(0)
         gate.opened.set()
-        assert honest.answers.next()[1].handle
+        assert honest.answers.next()[1].frame is not None
 
 
 def test_frame_memory_goes_by_owner_however_many_jobs_one_makes_up() -> None:
@@ -125,7 +125,7 @@ def test_frame_memory_goes_by_owner_however_many_jobs_one_makes_up() -> None:
                 trainer.ask(batch % 4)
         gate.opened.set()
         frames = [honest.answers.next()[1] for _ in range(3)]
-        held = service.frames.held_by_owner()
+        held = service.frames.held()
         assert sum(nbytes for (owner, _), nbytes in held.items() if owner == HOSTILE) < 300_000 + 2 * 65_536
         for frame in frames:
             assert honest.fetch(frame) is not None
@@ -134,20 +134,20 @@ def test_frame_memory_goes_by_owner_however_many_jobs_one_makes_up() -> None:
 
 
 def hostile_owners(service: SamplingService) -> list[Trainer]:
-    """Return trainers of eight owners, which fetch nothing."""
+    """Return trainers of eight owners, which read nothing."""
     owners = [Identity(address=f"10.0.1.{host}") for host in range(8)]
     return [Trainer(service, job=bytes([number]) * 32, caller=owner) for number, owner in enumerate(owners)]
 
 
-def test_owners_that_fetch_nothing_leave_memory_to_one_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No frame has to be dropped for it, which would take seconds."""
-    dropped: list[bytes] = []
+def test_owners_that_read_nothing_leave_memory_to_one_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call has to be cut for it, which would take seconds."""
+    cut: list[Holder] = []
 
-    def drop_one(_: FrameStore, job: bytes, than: float) -> bool:
-        dropped.append(job)
+    def cut_oldest(_: SentFrames, holder: Holder, than: float, reason: str) -> bool:
+        cut.append(holder)
         return False
 
-    monkeypatch.setattr(FrameStore, "drop_one", drop_one)
+    monkeypatch.setattr(SentFrames, "cut_oldest", cut_oldest)
     with service_of(workers=2, frame_bytes=20 * 65_536) as service:
         for batch, trainer in product(range(4), hostile_owners(service)):
             trainer.ask(batch)
@@ -156,10 +156,10 @@ def test_owners_that_fetch_nothing_leave_memory_to_one_that_does(monkeypatch: py
         for batch in range(30):
             honest.ask(batch % 4)
             assert honest.fetch(honest.answers.next()[1]) is not None
-    assert not dropped
+    assert not cut
 
 
-def test_frames_that_nobody_fetches_are_dropped_for_one_as_large() -> None:
+def test_calls_that_nobody_reads_are_cut_for_one_as_large() -> None:
     """Memory holds three frames beside the part that stays free."""
     clock = Clock()
     with service_of(workers=2, frame_bytes=4 * 65_536, clock=clock) as service:
@@ -177,27 +177,6 @@ def test_frames_that_nobody_fetches_are_dropped_for_one_as_large() -> None:
             assert honest.fetch(honest.answers.next()[1]) is not None
 
 
-def test_unread_frames_of_one_owner_leave_memory_to_send_those_of_others() -> None:
-    with service_of(frame_bytes=2_000_000) as service:
-        stalled = [Trainer(service, job=bytes([number]) * 32, caller=HOSTILE) for number in range(40)]
-        sent, errors = [], []
-        for trainer in stalled:
-            trainer.ask(0)
-            handle = trainer.answers.next()[1].handle
-            try:
-                sent.append(service.frames.take(handle, trainer.job))
-            except Refusal as error:
-                errors.append((error.kind, str(error)))  # Not the error: its traceback holds the frame.
-                service.frames.drop(handle)
-        assert 20 < len(sent) < 31
-        assert len(errors) == 40 - len(sent)
-        assert {kind for kind, _ in errors} == {RefusalKind.BUSY}
-        assert "MB of 10.0.0.1 are on their way" in errors[0][1]
-        honest = Trainer(service, job=OTHER_JOB, caller=HONEST)
-        honest.ask(0)
-        assert honest.fetch(honest.answers.next()[1]) is not None
-
-
 # --- time
 
 
@@ -212,8 +191,6 @@ def test_an_honest_trainer_beside_eight_hostile_ones_keeps_its_part() -> None:
 
         def ask(trainer: Trainer, owner: Identity, more: dict[str, Any]) -> None:
             def done(outcome: Result) -> None:
-                if outcome.handle:
-                    service.frames.drop(outcome.handle)
                 counts[HONEST if owner == HONEST else HOSTILE] += 1
                 if not enough.is_set():
                     ask(trainer, owner, more)
@@ -257,7 +234,7 @@ def test_a_plan_that_wants_gigabytes_fails_in_one_line_and_takes_none() -> None:
             assert "ask for fewer seeds a batch or smaller num_neighbors" in text
         assert resident_bytes() - before < 256 << 20
         other.ask(0)
-        assert other.answers.next()[1].handle
+        assert other.answers.next()[1].frame is not None
 
 
 @pytest.mark.parametrize("name", ["negatives", "random negatives"])
@@ -279,7 +256,7 @@ def test_negatives_that_want_gigabytes_fail_in_one_line_and_take_none(name: str)
             assert "the limit of this server" in text
         assert resident_bytes() - before < 256 << 20
         other.ask(0)
-        assert other.answers.next()[1].handle
+        assert other.answers.next()[1].frame is not None
 
 
 def test_a_batch_larger_than_most_is_sampled_with_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,7 +267,7 @@ def test_a_batch_larger_than_most_is_sampled_with_more_memory(monkeypatch: pytes
         trainer = Trainer(service, plan=plan)
         trainer.ask(0, inputs=everyone.tobytes(), index=everyone.tobytes())
         outcome = trainer.answers.next()[1]
-        assert outcome.handle, failure_of(outcome)
+        assert outcome.frame is not None, failure_of(outcome)
         assert trainer.channel.allowance == 4 * 87_381
         assert samplers[0].idle_bytes <= 128 << 20
 

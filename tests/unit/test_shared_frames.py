@@ -11,7 +11,6 @@ from gigl_client import RemoteDistDataset
 from gigl_loader import DistNeighborLoader
 from gigl_loader.errors import FormatError
 from gigl_loader.memfile import map_memory
-from gigl_loader.rpc.refusals import Refusal
 from gigl_server.sampling.frame_maker import SharedFrames, request_key
 from tests.support.clusters import addresses_of, servers_of
 from tests.support.leftovers import wait_until
@@ -160,18 +159,6 @@ def test_without_memory_for_it_each_batch_is_sampled_for_its_job(wanted: list[by
         for trainer in (one, other):
             assert take(trainer, range(4)) == wanted[:4]
         assert shared(service) == 0
-
-
-def test_a_frame_is_fetched_by_the_job_that_it_was_made_for_alone(wanted: list[bytes]) -> None:
-    with service_of() as service:
-        one, other = trainers_of(service)
-        become_twins([one, other])
-        one.ask(1)
-        outcome = one.answers.next()[1]
-        assert other.fetch(outcome) is None
-        with pytest.raises(Refusal, match="no such channel"):
-            service.submit(other.job, sample_request(one.channel.id, 1), lambda _: None)
-        assert one.fetch(outcome) == wanted[1]
 
 
 # --- faults

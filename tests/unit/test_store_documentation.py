@@ -69,5 +69,4 @@ def test_limits_are_those_of_the_code() -> None:
     assert f"under way | {limits.calls:,} |" in page
     assert f"| {limits.credit} |" in page
     assert f"{limits.ring_bytes >> 40} TiB" in ports
-    assert f"after {limits.frame_s:g} s" in page
     assert f"| {limits.message_bytes >> 20} MiB; {limits.plan_bytes >> 20} MiB |" in ports

@@ -70,7 +70,7 @@ def test_a_batch_without_end_is_set_aside_for_another_owner(service: SamplingSer
     honest = Trainer(service, caller=HONEST)
     for batch in range(12):
         honest.ask(batch)
-        assert honest.answers.next()[1].handle
+        assert honest.answers.next()[1].frame is not None
     assert not len(bomb.answers)
 
 
@@ -93,7 +93,7 @@ def test_more_owners_than_places_leave_one_for_another(service: SamplingService,
     honest = Trainer(service, caller=HONEST)
     for batch in range(3):
         honest.ask(batch)
-        assert honest.answers.next()[1].handle
+        assert honest.answers.next()[1].frame is not None
     assert not any(len(bomb.answers) for bomb in bombs)
 
 
@@ -114,7 +114,7 @@ def test_batches_on_request_run_beside_one_that_has_the_only_thread(service: Sam
     for batch in range(6):
         caller.ask(2 * batch)
         caller.ask(2 * batch + 1)
-        assert all(caller.answers.next()[1].handle for _ in range(2))
+        assert all(caller.answers.next()[1].frame is not None for _ in range(2))
     assert is_busy(service)
     assert not task.aside_s
 
@@ -124,7 +124,7 @@ def test_batches_on_request_find_threads_that_are_idle(service: SamplingService)
     caller = Trainer(service, caller=HONEST, interactive=True)
     for batch in range(12):
         caller.ask(batch)
-    assert all(caller.answers.next()[1].handle for _ in range(12))
+    assert all(caller.answers.next()[1].frame is not None for _ in range(12))
 
 
 # --- ends
@@ -159,7 +159,7 @@ def test_a_batch_that_nobody_waits_for_ends(
         service.abandon(others)
     honest = Trainer(service, caller=HONEST)
     honest.ask(0)
-    assert honest.answers.next()[1].handle
+    assert honest.answers.next()[1].frame is not None
 
 
 def test_a_batch_whose_lease_is_over_ends() -> None:
@@ -213,7 +213,7 @@ def test_a_batch_that_takes_too_long_fails_in_one_line(service: SamplingService)
     assert "\n" not in text
     honest = Trainer(service, caller=HONEST)
     honest.ask(0)
-    assert honest.answers.next()[1].handle
+    assert honest.answers.next()[1].frame is not None
 
 
 @pytest.mark.parametrize(("server_s", "token_s", "ends"), [(3600.0, 0.2, True), (0.2, 3600.0, False)])

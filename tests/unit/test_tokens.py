@@ -12,7 +12,7 @@ import pytest
 
 from gigl_loader.rpc.credentials import Caller, Credentials
 from gigl_loader.rpc.secret_files import cluster_key_in, token_in
-from gigl_loader.rpc.tokens import Token, authorization, parse_tokens
+from gigl_loader.rpc.tokens import Token, authorization, job_key, new_job, parse_tokens
 
 ROOT = Path(__file__).parents[2]
 RED, BLUE, BARE = "red-0123456789abcdef", "blue-0123456789abcdef", "bare-0123456789abcdef"
@@ -141,3 +141,13 @@ def test_a_token_in_place_of_its_path_is_not_shown() -> None:
     ) as raised:
         Caller.from_files(token="5ec4e7" * 6 + "abcd")
     assert "5ec4e7" not in str(raised.value)
+
+
+def test_keys_of_jobs() -> None:
+    job, thief = new_job(), new_job()
+    keys = {job_key([each], token) for each in (job, thief) for token in ("", "team")}
+    assert len(keys) == 4
+    assert {len(key or b"") for key in keys} == {32}
+    assert job_key([job.encode()], "team") == job_key([job], "team")
+    for wrong in ([], [job, job], [job[1:]], [job + "0"], [job.upper()], [b"\xff" * 64], [job[:-1] + "\n"]):
+        assert job_key(wrong, "") is None

@@ -115,16 +115,6 @@ def test_features_that_the_trainer_fetches_itself_are_a_step(
         assert batch.only("gigl.gather").all("gigl.serve rows")
 
 
-def test_a_large_frame_is_fetched_within_the_batch(
-    graph: Path, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gigl_client.in_flight.MAX_INLINE_BYTES", 100)
-    with remote(graph, 1, transport="network") as dataset:
-        count = len(epoch_of(dataset))
-    for batch in finished(spans, count):
-        assert batch.only("gigl.fetch").only("gigl.serve frame")
-
-
 def test_control_calls_are_within_the_span_that_builds_the_loader(
     graph: Path, spans: InMemorySpanExporter
 ) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gigl_loader.native import draws
 from gigl_loader.rpc import graph_store_pb2 as messages
 from gigl_loader.rpc import versions
-from gigl_loader.rpc.graph_requests import ManifestRequest, encode_frame_request, encode_graph_request
+from gigl_loader.rpc.graph_requests import ManifestRequest, encode_graph_request
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.requests import Envelope, encode_ping, parse
 from gigl_loader.rpc.versions import BuildVersions
@@ -70,7 +70,6 @@ def test_requests_carry_the_version_that_was_agreed_upon(monkeypatch: pytest.Mon
         wire: [
             encode_ping(Envelope(graph=DIGEST, partition=0, wire=wire)),
             encode_graph_request(ManifestRequest(), "", wire=wire),
-            encode_frame_request(bytes(16), wire=wire),
         ]
         for wire in (0, 4, 5, 6, 7)
     }

@@ -129,7 +129,6 @@ const CHANNELS = [
   ["shared", (row) => number(row.shared)],
   ["bytes", (row) => bytes(row.bytes)],
   ["queue", (row) => number(row.queued)],
-  ["ready", (row) => number(row.ready)],
   ["sampling ms", (row) => number((1e3 * row.sampling_s) / Math.max(row.batches, 1), 1)],
   ["waiting ms", (row) => number((1e3 * row.waiting_s) / Math.max(row.batches, 1), 1)],
   ["idle s", (row) => number(row.idle_s)],

@@ -1,4 +1,4 @@
-"""Data port: neighbours, rows and frames, one reply to each request, over connections of its own protocol."""
+"""Data port: neighbours, rows and batches, one reply to each request, over a protocol of its own."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ import threading
 from contextlib import ExitStack
 from functools import lru_cache
 from hashlib import sha256
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from gigl_loader.native import DataServer, Stopped, StreamError
 from gigl_loader.rpc.checksums import Crc32c, Unread
-from gigl_loader.rpc.graph_requests import frame_handle
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.requests import MAX_REQUEST_BYTES
 from gigl_loader.rpc.tokens import JOB_HEADER, job_key
 from gigl_loader.threads import start_thread
-from gigl_loader.tracing import ServedSpan, find_tracer, name_served, trace_in
+from gigl_loader.tracing import ServedSpan, find_tracer, trace_in
 from gigl_server.admission import DATA_PORT, Identity, share_of_descriptors
 from gigl_server.ports.data_threads import DataThreads
 from gigl_server.ports.shares import ByteSemaphore, CallsUnderWay
@@ -127,18 +126,6 @@ _SHUTDOWN_S = 5.0
 _STRANGERS_SHARE = 4
 """Divisor of this process's descriptor limit: so many connections may be without a token."""
 _ADDRESS_SHARE = 2
-_UNREMARKABLE = (RefusalKind.BUSY, RefusalKind.GONE)
-
-
-class FrameSource(Protocol):
-    """Store of frames that are ready to be fetched."""
-
-    def take(self, handle: bytes, job: bytes) -> Bytes | None:
-        """Return the frame behind a handle, uint8 [nbytes], once.
-
-        ``None`` for an unknown handle, or a frame of another job (``rpc.job.job_key``); ``Refusal`` where too
-        much is in transit. The caller keeps the array until the frame was sent, or sending it failed.
-        """
 
 
 class DataPort:
@@ -158,20 +145,17 @@ class DataPort:
         *,
         audit: AuditLog,
         access: Access | None = None,
-        frames: FrameSource | None = None,
         samples: SampleCalls | None = None,
         membership: Callable[[], int] = int,
     ) -> None:
         """Listen at ``address``; port 0 takes a free one. ``OSError`` naming it where that cannot be.
 
-        ``access`` has the rights of tokens; ``None``: every token has all. ``samples`` has batches sampled,
-        ``frames`` has those that are fetched later. ``membership`` returns the version that every reply
-        carries. 0: none.
+        ``access`` has the rights of tokens; ``None``: every token has all. ``samples`` has batches sampled.
+        ``membership`` returns the version that every reply carries. 0: none.
         """
         self._membership = membership
         self._queries = queries
         self._counters = counters
-        self._frames = frames
         self._samples = samples
         self._audit = audit
         self._tracer = find_tracer()
@@ -296,12 +280,6 @@ class DataPort:
 
     def _reply(self, call: DataCall, known: Known, request: bytes, at_end: ExitStack) -> None:
         """Send the reply to a request that is no request for a batch. Raises ``Refusal``."""
-        handle = frame_handle(request)
-        if handle is not None:
-            if self._tracer is not None:
-                name_served("frame")
-            self._send(call, known, [self._frame(known, handle)], None)
-            return
         reply = self._made(call, known.identity, request)
         if reply is None:
             return
@@ -337,21 +315,8 @@ class DataPort:
         self._counters.add(bytes_out=sum(map(len, chunks)))
         call.reply(chunks, _REPLY_S, _REPLY_S, crc, self._membership())
 
-    def _frame(self, known: Known, handle: bytes) -> Bytes:
-        """Return a frame, which its array keeps in memory."""
-        if known.job is None:
-            raise Refusal(
-                RefusalKind.INVALID, f"a frame is fetched with the secret of its job in {JOB_HEADER!r}"
-            )
-        frame = None if self._frames is None else self._frames.take(handle, known.job)
-        if frame is None:
-            raise Refusal(
-                RefusalKind.GONE, "no such frame: it was fetched before, dropped, or is another job's"
-            )
-        return frame
-
     def _note(self, caller: Identity, refusal: Refusal) -> None:
-        if refusal.kind not in _UNREMARKABLE:
+        if refusal.kind is not RefusalKind.BUSY:
             self._counters.add(refused=1)
             self._audit.refused(caller, f"data port: {refusal.kind.value}: {refusal.message}")
 

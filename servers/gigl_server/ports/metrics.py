@@ -93,7 +93,7 @@ class LoadCollector:
         yield _counter(
             "gathering_cpu_seconds", "CPU time of gathering rows for other servers", totals.gathering_s
         )
-        text = "Frames dropped before they were fetched: forgotten, or for a job that waited for memory"
+        text = "Frames that were not read, and given up for a job that waited for memory"
         yield _counter("dropped_frames", text, totals.dropped_frames)
         yield from _of_calls(self._counters)
         yield from _of_channels(load)
@@ -120,8 +120,8 @@ def _of_server(load: ServiceLoad) -> Iterator[_Family]:
     yield _gauge(
         "queued", "Requests for batches that no thread has begun", sum(e.queued for e in load.channels)
     )
-    yield _gauge("ready_bytes", "Bytes of batches that are ready to be fetched", load.ready_bytes)
-    yield _gauge("frame_memory_bytes", "Memory of frames: written, ready, being sent", load.frame_bytes)
+    yield _gauge("ready_bytes", "Bytes of batches that are sampled and not read yet", load.ready_bytes)
+    yield _gauge("frame_memory_bytes", "Memory of frames that are written or sent", load.frame_bytes)
     yield _gauge(
         "shared_frame_bytes", "Frames that are kept for equal requests of other jobs", load.shared_bytes
     )
@@ -208,7 +208,6 @@ _CHANNEL_METRICS: tuple[tuple[type[Any], str, str, str], ...] = (
     (CounterMetricFamily, "shared", "channel_shared_batches", "Of these, those sampled for another job"),
     (CounterMetricFamily, "nbytes", "channel_bytes", "Bytes of its batches"),
     (GaugeMetricFamily, "queued", "channel_queued", "Its requests that no thread has begun"),
-    (GaugeMetricFamily, "ready", "channel_ready", "Its batches that are ready to be fetched"),
     (CounterMetricFamily, "sampling_s", "channel_sampling_seconds", "Time of sampling its batches, summed"),
     (CounterMetricFamily, "waiting_s", "channel_waiting_seconds", "Time that its requests waited, summed"),
 )

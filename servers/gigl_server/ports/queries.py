@@ -36,7 +36,7 @@ from gigl_loader.rpc.requests import EdgeListRequest, Ping, SplitRequest, parse
 from gigl_loader.sampling.local_store import LocalStore
 from gigl_loader.sampling.store import EdgeRequest, FeatureRequest, InducedRequest, NeighborRequest
 from gigl_loader.tracing import find_tracer, name_served
-from gigl_server.frames.store import BufferPool
+from gigl_server.frames.memory import BufferPool
 from gigl_server.ports.shares import ByteSemaphore
 
 if TYPE_CHECKING:

@@ -173,7 +173,6 @@ def _channel_load(load: ChannelLoad, *, named: bool) -> Any:
         shared=load.shared,
         bytes=load.nbytes,
         queued=load.queued,
-        ready=load.ready,
         sampling_s=load.sampling_s,
         waiting_s=load.waiting_s,
         idle_s=load.idle_s,

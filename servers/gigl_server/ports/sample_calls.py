@@ -87,7 +87,7 @@ class SampleCalls:
         self._waiting[call.id] = waiting
         call.wait()
         try:
-            task = self._service.submit(job, request, waiting.settle, span)
+            task = self._service.submit(job, request, waiting.settle, span, call.cut_reply)
         except Refusal as refusal:
             waiting.refuse(refusal)
         except Exception:
@@ -223,7 +223,7 @@ def reply_message(result: Result) -> Any:
         sampling_s=result.sampling_s,
         waiting_s=result.waiting_s,
     )
-    for name in ("in_slot", "handle", "failure", "skipped"):
+    for name in ("in_slot", "failure", "skipped"):
         if value := getattr(result, name):
             setattr(reply, name, value)
     if result.frame is not None:

@@ -19,7 +19,7 @@ from gigl_loader.errors import SamplingError, StorageUnavailable
 from gigl_loader.native import Stopped
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.sampling.costs import BatchBounds, TooLong, TooManyEdges
-from gigl_server.frames.store import buffer_bytes
+from gigl_server.frames.memory import buffer_bytes
 from gigl_server.sessions.channel import Result, StopCause
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gigl_loader.rpc.tokens import Grant
     from gigl_server.admission import Identity
     from gigl_server.counters import Counters
-    from gigl_server.frames.store import BufferPool
+    from gigl_server.frames.memory import BufferPool
     from gigl_server.sampling.journal import Journal
     from gigl_server.sampling.sampler_pool import SamplerPool
     from gigl_server.sessions.channel import Channel, Place, Producer, SampleTask

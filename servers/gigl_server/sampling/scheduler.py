@@ -12,7 +12,7 @@ from gigl_loader.rpc.refusals import Refusal, RefusalKind
 from gigl_loader.rpc.tokens import EVERYTHING
 from gigl_server.admission import Quota
 from gigl_server.counters import Durations
-from gigl_server.frames.store import buffer_bytes
+from gigl_server.frames.memory import Holder, buffer_bytes
 from gigl_server.sampling.fair_queue import FairQueue
 from gigl_server.sampling.time_slices import TICK_S, TimeSlices
 from gigl_server.sessions.channel import SKIPPED, ChannelTotals, Result, StopCause
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from gigl_loader.rpc.tokens import Grant
     from gigl_server.admission import Identity, Limits
-    from gigl_server.frames.store import BufferPool, FrameStore
+    from gigl_server.frames.memory import BufferPool, SentFrames
     from gigl_server.sampling.frame_maker import SharedFrames
     from gigl_server.sampling.sampler_pool import EdgeAllowances
     from gigl_server.sessions.channel import Channel, SampleTask
@@ -43,7 +43,7 @@ class Scheduler:
     def __init__(
         self,
         lock: threading.Lock,
-        frames: FrameStore,
+        frames: SentFrames,
         memory: BufferPool,
         shared: SharedFrames,
         *,
@@ -125,8 +125,6 @@ class Scheduler:
                 task.channel.queue.remove(task)
                 self._forget(task.channel, [task])
             task.stop(StopCause.STALE)
-        if task.handle:
-            self._frames.drop(task.handle)
 
     def next(self, *, on_request: bool = False) -> SampleTask | None:
         """Wait for the next request, ``on_request`` for an interactive one. ``None`` after ``close``."""
@@ -178,7 +176,7 @@ class Scheduler:
                 return
             self._forget(channel, [task])
             result = self._result(task, made)
-            if result.in_slot or result.handle or result.frame is not None:
+            if result.in_slot or result.frame is not None:
                 channel.totals.add(result)
                 self._count(result, KINDS[channel.interactive])
             else:
@@ -193,7 +191,6 @@ class Scheduler:
             with self._lock:
                 channel.close()
                 waiting = self._take_waiting(channel)
-            self._frames.drop_channel(channel.id)
             if channel.ring is not None:
                 channel.ring.close()
             _settle(waiting, Result(refusal=refusal))
@@ -212,10 +209,10 @@ class Scheduler:
                 task.stop(StopCause.SERVER, reason)
 
     def relieve(self, than: float) -> None:
-        """Drop ready frames of jobs that hold much memory, while jobs that hold little wait for memory.
+        """End calls of jobs that hold much memory and do not read, while jobs that hold little wait for it.
 
-        Drops frames from before ``than``, oldest first. While other jobs wait, a job is not admitted beyond
-        its share (``_admission``), so that dropped batches are not sampled again at once.
+        Ends those of frames from before ``than``, oldest first. While other jobs wait, a job is not admitted
+        beyond its share (``_admission``), so that its batches are not sampled again at once.
         """
         with self._lock:
             waiting = [channel.queue[0] for channel in self._turns.waiting]
@@ -313,18 +310,14 @@ class Scheduler:
             return []
         left = channel.raise_fence(fence)
         self._forget(channel, left)
-        self._frames.drop_channel(channel.id, before_fence=fence)
         return left
 
     def _take_room(self, task: SampleTask) -> None:
         """Count the bytes of a request. ``Refusal`` beyond a limit."""
         channel = task.channel
         pending = sum(each.fence == channel.fence for each in channel.running) + len(channel.queue)
-        if pending + self._frames.held_by(channel.id) >= channel.credit:
-            raise Refusal(
-                RefusalKind.BUSY,
-                f"{channel.credit} batches are asked for and not fetched: fetch some first",
-            )
+        if pending >= channel.credit:
+            raise Refusal(RefusalKind.BUSY, f"{channel.credit} batches are asked for already: ask later")
         if task.slot and channel.uses_slot(task.slot):
             # Of a call that lost its connection, perhaps: it may still write to the slot.
             text = f"slot {task.slot} is asked for by another call under way: open another channel"
@@ -336,7 +329,7 @@ class Scheduler:
             raise Refusal(RefusalKind.BUSY, f"{whose} as many seeds waiting as {most}: ask later")
 
     def _result(self, task: SampleTask, made: Result) -> Result:
-        """Return the complete result, and make its frame available for fetching. Under the lock."""
+        """Return the complete result, whose frame counts as being sent. Under the lock."""
         if task.channel.closed:
             return Result(refusal=Refusal(RefusalKind.NOT_FOUND, "the channel was closed: open it again"))
         if made.refusal is not None:
@@ -346,19 +339,12 @@ class Scheduler:
         if not made.nbytes:
             return SKIPPED if self._refusal is None else Result(refusal=self._refusal)
         sampling_s = max(made.sampling_s - task.aside_s, 0.0)
-        job, owner = task.channel.job, task.channel.owner
-        frame = None
-        if made.frame is not None:
-            if made.nbytes <= task.inline_bytes:
-                frame = self._frames.send(made.frame, job=job, owner=owner)
-            if frame is None:  # The reply cannot hold it: it must be fetched.
-                task.handle = self._frames.put(
-                    made.frame, job=job, owner=owner, channel=task.channel.id, fence=task.fence
-                )
+        frame = made.frame
+        if frame is not None:
+            frame = self._frames.send(frame, (task.channel.owner, task.channel.job), task.cut)
         return replace(
             made,
             frame=frame,
-            handle=task.handle,
             sampling_s=sampling_s,
             waiting_s=max(self._clock() - task.came - sampling_s, 0.0),
         )
@@ -379,18 +365,16 @@ def _settle(tasks: Iterable[SampleTask], result: Result) -> None:
             task.done(result)
 
 
-_Holder = tuple["Identity", bytes]
-"""Owner and job."""
-
-_MUCH = 2  # Times as much as another job: without this, similar jobs would drop each other's frames in turn.
+_UNREAD = "a frame was not read, and other jobs wait for its memory"
+_MUCH = 2  # Times as much as another job: without this, similar jobs would end each other's calls in turn.
 
 
 class FrameShares:
-    """Admits requests to frame memory, and drops ready frames of jobs that hold too much."""
+    """Admits requests to frame memory, and ends calls of jobs that hold too much and do not read."""
 
     def __init__(
         self,
-        frames: FrameStore,
+        frames: SentFrames,
         memory: BufferPool,
         grant_of: Callable[[Identity], Grant] = lambda _: EVERYTHING,
     ) -> None:
@@ -408,7 +392,7 @@ class FrameShares:
         a quota of frames get no more while they hold so much together.
 
         While more than half of the memory is lent, a job gets at most an equal share of its owner's part. The
-        part of several owners is such that another one like them would fit: who fetches nothing leaves
+        part of several owners is such that another one like them would fit: who reads nothing leaves
         memory to who does. A frame that is larger than a part is admitted where that much stays free.
         """
         shared = self._shared(waiting, begun)
@@ -419,7 +403,7 @@ class FrameShares:
         token, most = task.channel.owner.token, self._grant_of(task.channel.owner).frames
         if most is None:
             return True
-        held = self._frames.held_by_owner() + self._expected_bytes(begun)
+        held = self._frames.held() + self._expected_bytes(begun)
         used = sum(nbytes for (owner, _), nbytes in held.items() if owner.token == token)
         return not used or used + self._buffer_bytes(task) <= most
 
@@ -428,13 +412,12 @@ class FrameShares:
     ) -> Callable[[SampleTask], bool]:
         """Return a function that admits requests by the shares of owners and jobs."""
         # Jobs get no more memory by frames that they share.
-        lent, most = max(self._memory.lent, self._frames.held), self._memory.nbytes
-        expected = self._expected_bytes(begun)
+        held, expected = self._frames.held(), self._expected_bytes(begun)
+        lent, most = max(self._memory.lent, held.total()), self._memory.nbytes
         if lent + expected.total() < most // 2:
             return lambda _: True
         if lent >= most:
             return lambda _: False
-        held = self._frames.held_by_owner()
         jobs = held.keys() | expected.keys() | {(each.owner, each.job) for each in waiting()}
         if len(jobs) == 1:
             return lambda _: True
@@ -454,36 +437,35 @@ class FrameShares:
 
         return has_room
 
-    def _expected_bytes(self, begun: Collection[SampleTask]) -> Counter[_Holder]:
+    def _expected_bytes(self, begun: Collection[SampleTask]) -> Counter[Holder]:
         """Return the likely size of the frames of batches that were begun, by owner and job."""
-        expected: Counter[_Holder] = Counter()
+        expected: Counter[Holder] = Counter()
         for task in begun:
             if task.needs_frame_memory:
                 expected[task.channel.owner, task.channel.job] += self._buffer_bytes(task)
         return expected
 
     def _buffer_bytes(self, task: SampleTask) -> int:
-        """Return the memory of a frame of the mean size of its channel's, at first of all ready frames."""
-        totals, ready = task.channel.totals, self._frames
-        if totals.batches:
-            return buffer_bytes(totals.nbytes // totals.batches)
-        return buffer_bytes(ready.nbytes // max(len(ready), 1))
+        """Return the memory of a frame of the mean size of its channel's, at first of all that are sent."""
+        totals = task.channel.totals
+        mean = totals.nbytes // totals.batches if totals.batches else self._frames.mean_bytes()
+        return buffer_bytes(mean)
 
     def relieve(self, waiting: Sequence[SampleTask], than: float) -> None:
-        """Drop frames from before ``than``, oldest first, of jobs that hold much memory, while jobs that
-        hold little wait for memory. ``waiting``: the next request of each channel that needs some."""
+        """End calls of jobs that hold much memory, with frames from before ``than``, oldest first, while jobs
+        that hold little wait for memory. ``waiting``: the next request of each channel that needs some."""
         channels = [each.channel for each in waiting]
         needy = {(each.owner, each.job) for each in channels}
         while needy and not any(map(self._shared(lambda: channels, ()), waiting)):
-            if not self._drop_one(needy, than):
+            if not self._cut_one(needy, than):
                 return
 
-    def _drop_one(self, needy: set[_Holder], than: float) -> bool:
-        held = self._frames.held_by_owner()
+    def _cut_one(self, needy: set[Holder], than: float) -> bool:
+        held = self._frames.held()
         owned = _by_owner(held)
         least_owned = min(owned[owner] for owner, _ in needy)
 
-        def has_much(holder: _Holder) -> bool:
+        def has_much(holder: Holder) -> bool:
             owner = holder[0]
             own_jobs = [held[each] for each in needy if each[0] == owner]
             return owned[owner] > _MUCH * least_owned or (
@@ -491,10 +473,10 @@ class FrameShares:
             )
 
         order = sorted(held, key=lambda each: (owned[each[0]], held[each]), reverse=True)
-        return any(self._frames.drop_one(job, than) for owner, job in order if has_much((owner, job)))
+        return any(self._frames.cut_oldest(each, than, _UNREAD) for each in order if has_much(each))
 
 
-def _by_owner(held: Mapping[_Holder, float]) -> dict[Identity, float]:
+def _by_owner(held: Mapping[Holder, float]) -> dict[Identity, float]:
     owned: dict[Identity, float] = defaultdict(float)
     for (owner, _), nbytes in held.items():
         owned[owner] += nbytes

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Literal
 
 from gigl_loader.processes import release_freed_memory
 from gigl_loader.rpc.refusals import Refusal, RefusalKind
-from gigl_loader.rpc.reply_stream import MAX_INLINE_BYTES
 from gigl_loader.rpc.tokens import EVERYTHING
 from gigl_loader.threads import start_thread
 from gigl_server.admission import LOCAL, Identity, Limits, Quota
-from gigl_server.frames.store import BufferPool, FrameStore
+from gigl_server.frames.memory import BufferPool, SentFrames
 from gigl_server.sampling.frame_maker import FrameMaker, SharedFrames, request_key
 from gigl_server.sampling.journal import Journal
 from gigl_server.sampling.sampler_pool import EdgeAllowances, SamplerPool
@@ -61,8 +60,8 @@ _RELEASE_EVERY_S = 10.0
 _RELEASE_BYTES = 64 << 20
 """Freed bytes of samplers that are returned to the system even while batches are sampled."""
 _LONG_PAUSE = 0.25  # Share of a lease.
-_UNFETCHED_S = 5.0
-"""Age from which a ready frame may be dropped for a waiting job: trainers fetch frames at once."""
+_UNREAD_S = 5.0
+"""Age from which the call of a frame that is not read may end for a waiting job: trainers read at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +74,9 @@ class ServiceLoad:
     jobs: int
     producers: int
     ready_bytes: int
-    """Bytes of frames that are ready to be fetched."""
+    """Bytes of frames that are sampled and not read yet."""
     frame_bytes: int
-    """Bytes of frames that are being written, ready or being sent."""
+    """Bytes of frames that are being written or sent."""
     ring_bytes: int
     """Committed bytes of rings."""
     shared_bytes: int
@@ -121,7 +120,7 @@ class SamplingService:
         self.ring_door = ""
         """Name of the socket of the ring server. While it is empty, no channel gets a ring."""
         self.limits = limits or Limits()
-        self.frames = FrameStore(self.limits.frame_memory, clock, counters)
+        self.frames = SentFrames(counters, clock)
         self.rings = Quota("bytes of rings", self.limits.ring_memory)
         self._graph = graph
         self._allowed_samplers = frozenset(allowed_samplers)
@@ -132,7 +131,7 @@ class SamplingService:
         self._memory = BufferPool(self.limits.frame_memory)
         self._shared = SharedFrames(
             self.limits.shared_frame_memory,
-            keep_s=self.limits.frame_s,
+            keep_s=self.limits.shared_frame_s,
             channels=self._sessions.channels,
             lock=self._lock,
             clock=clock,
@@ -219,7 +218,7 @@ class SamplingService:
         return () if pool is None else (*pool.threads, self._turns, self._housekeeper.thread)
 
     def drain(self, timeout_s: float) -> bool:
-        """Take no more requests, finish those under way. Return whether all frames were fetched in time.
+        """Take no more requests, finish those under way. Return whether all frames were sent in time.
 
         Batches that are left are not in the journal any more: the process ends on request, not because of
         them.
@@ -254,7 +253,6 @@ class SamplingService:
             _LOGGER.warning("a sampling thread did not end within %g s", _JOIN_S)
         if self._turns.is_alive():
             self._turns.join(_JOIN_S)
-        self.frames.clear()
         self._samplers.clear()
         self._journal.close()
 
@@ -286,10 +284,12 @@ class SamplingService:
         message: SampleRequest,
         done: Callable[[Result], None],
         span: ServedSpan | None = None,
+        cut: Callable[[str], bool] = lambda _: False,
     ) -> SampleTask:
         """Queue a request for a batch, as it was received. Raises ``Refusal``.
 
-        ``done`` is called once: here, or by a sampling thread. ``span`` is that of the request.
+        ``done`` is called once: here, or by a sampling thread. ``span`` is that of the request. ``cut`` ends
+        its call where the reply is not read, and returns whether it did.
         """
         with self._lock:
             self._check_ready()
@@ -307,7 +307,7 @@ class SamplingService:
             ),
             fence=message.fence,
             slot=message.slot,
-            inline_bytes=min(message.inline_bytes, MAX_INLINE_BYTES),
+            cut=cut,
             done=done,
             came=self._clock(),
             span=span,
@@ -363,10 +363,7 @@ class SamplingService:
         """Return the load of the service."""
         now = self._clock()
         with self._lock:
-            channels = tuple(
-                ChannelLoad.of(each, ready=self.frames.held_by(each.id), now=now)
-                for each in self._sessions.channels.values()
-            )
+            channels = tuple(ChannelLoad.of(each, now) for each in self._sessions.channels.values())
             jobs, producers, totals = (
                 len(self._sessions),
                 self._sessions.num_producers,
@@ -378,7 +375,7 @@ class SamplingService:
             busy=self._scheduler.busy,
             jobs=jobs,
             producers=producers,
-            ready_bytes=self.frames.nbytes,
+            ready_bytes=self.frames.held().total(),
             frame_bytes=self._memory.lent,
             ring_bytes=self.rings.held,
             shared_bytes=self._shared.nbytes,
@@ -441,8 +438,7 @@ class SamplingService:
         now = self._clock()
         with self._lock:
             self._shared.sweep()
-        self.frames.drop_forgotten(now - self.limits.frame_s)
-        self._scheduler.relieve(now - _UNFETCHED_S)
+        self._scheduler.relieve(now - _UNREAD_S)
         idle_s = now - self._scheduler.last_turn
         if idle_s > _IDLE_S:
             self._samplers.clear()

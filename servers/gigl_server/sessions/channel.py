@@ -44,17 +44,16 @@ class ChannelOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """Result of a request: ``in_slot``, ``handle``, ``frame``, ``failure``, ``skipped`` or ``refusal``.
+    """Result of a request: ``in_slot``, ``frame``, ``failure``, ``skipped`` or ``refusal``.
 
     A sampling thread makes it, and the scheduler completes it. Neither frame nor failure: the request was
     stale, or waits for ``too_large``, ``stopped`` or ``overflows``.
     """
 
     in_slot: bool = False
-    handle: bytes = b""
     frame: Bytes | None = None
-    """Frame that goes over the network, uint8 [nbytes]. In a complete result, only one that the reply holds:
-    it counts as being sent while it is referenced."""
+    """Frame that goes over the network, uint8 [nbytes]. In a complete result, it counts as being sent while
+    it is referenced."""
     failure: bytes = b""
     skipped: bool = False
     refusal: Refusal | None = None
@@ -110,12 +109,10 @@ class SampleTask:
     """Equal keys stand for equal frames (``request_key``). Empty: not shared."""
     shared: Bytes | None = None
     """Frame of an equal request of another producer, uint8 [nbytes]: nothing needs to be sampled."""
-    inline_bytes: int = 0
-    """A frame of at most so many bytes may be sent in the reply."""
+    cut: Callable[[str], bool] = lambda _: False
+    """Ends the call, with a reason, where its caller does not read the reply. Returns whether it did."""
     abandoned: bool = False
     """The caller is gone, and gets no result."""
-    handle: bytes = b""
-    """Handle of the frame, once it is ready."""
     allowance: int = 0
     """Edges that the batch may have while it is sampled."""
     charged_s: float = 0.0
@@ -295,7 +292,6 @@ class ChannelLoad:
     nbytes: int
     queued: int
     """Requests that no thread has begun."""
-    ready: int
     sampling_s: float
     """Seconds of sampling threads, batches under way and stopped ones included."""
     waiting_s: float
@@ -303,8 +299,8 @@ class ChannelLoad:
     """Seconds since its last request."""
 
     @classmethod
-    def of(cls, channel: Channel, *, ready: int, now: float) -> ChannelLoad:
-        """Return the load of a channel, which has ``ready`` frames. Call under the service's lock."""
+    def of(cls, channel: Channel, now: float) -> ChannelLoad:
+        """Return the load of a channel. Call under the service's lock."""
         return cls(
             job=channel.job,
             key=channel.producer.key,
@@ -315,7 +311,6 @@ class ChannelLoad:
             shared=channel.totals.shared,
             nbytes=channel.totals.nbytes,
             queued=len(channel.queue),
-            ready=ready,
             sampling_s=channel.totals.sampling_s + sum(each.ran_s for each in channel.running),
             waiting_s=channel.totals.waiting_s,
             idle_s=now - channel.last_request,

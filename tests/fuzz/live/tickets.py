@@ -17,7 +17,6 @@ from gigl_loader.rpc.graph_requests import (
     ListRequest,
     LocateRequest,
     ManifestRequest,
-    encode_frame_request,
     encode_graph_request,
 )
 from gigl_loader.rpc.graph_store_pb2 import SampleRequest
@@ -112,7 +111,6 @@ def _valid(target: Target, draw: random.Random) -> list[bytes]:
     ]
     return [
         ping,
-        encode_frame_request(draw.randbytes(16)),
         encode_graph_request(ManifestRequest(), target.graph),
         encode_graph_request(IdsRequest(node_type="node", positions=rows.astype(np.int64)), target.graph),
         encode_graph_request(LocateRequest(node_type="node", ids=rows.astype(np.int64)), target.graph),
