@@ -23,6 +23,7 @@ constexpr int kAcceptedAtOnce = 256;
 constexpr int kEventsAtOnce = 64;
 constexpr int kStepsAtOnce = 4;  // of strangers, between two looks at what else is ready
 constexpr std::string_view kNoMemory = "no memory is left";
+constexpr size_t kSummedAtOnce = 256 << 10;  // bytes, which are in the second-level cache when they are sent
 constexpr size_t kPostedAtOnce = 1 << 20;  // bytes of a reply, between two looks at what else is ready
 constexpr size_t kMaxDropped = 64;  // told at once: whoever logs them holds a lock that calls need
 
@@ -342,8 +343,13 @@ void DataConnections::Post(const HeldConnection& connection, std::unique_ptr<Pos
 void DataConnections::Continue(const HeldConnection& connection) {
   PostedReply& reply = *connection->posted;
   try {
-    if (reply.unsent.empty() && !reply.whole) reply.MakeReady(kPostedAtOnce);
-    const Step step = connection->stream.TrySend(reply.unsent, kPostedAtOnce);
+    Step step;
+    size_t made = 0;
+    do {
+      if (reply.unsent.empty() && !reply.whole) reply.MakeReady(kSummedAtOnce);
+      step = connection->stream.TrySend(reply.unsent, kSummedAtOnce);
+      made += kSummedAtOnce;
+    } while (step == Step::kDone && made < kPostedAtOnce && !(reply.whole && reply.unsent.empty()));
     if (step == Step::kClosed) {
       Drop(connection, "");
     } else if (step == Step::kDone && reply.unsent.empty() && reply.whole) {

@@ -234,10 +234,10 @@ class Limits:
     """Bytes of everything that sampling takes: a quarter for the scratch of samplers, at most half for
     ``frame_bytes``, the rest for slots of rings. By default three quarters of the machine's memory."""
     frame_bytes: int = 4 << 30
-    """Memory for frames that go over the network: written, ready and being sent. At most half of ``memory``.
+    """Memory for frames that go over the network: written and being sent. At most half of ``memory``.
     A begun batch is always finished, so that each sampling thread may exceed the limit by one frame."""
     shared_frame_s: float = 30.0
-    """Seconds after which an unfetched frame is dropped."""
+    """Seconds after which a frame that is kept for equal requests is dropped."""
     shared_frame_bytes: int = 1 << 30
     """Of ``frame_bytes``, memory for frames that are kept for equal requests of other jobs. At most half."""
     calls: int = 8192

@@ -98,7 +98,7 @@ def test_a_server_logs_its_states_and_drains_on_sigterm(graph: Path, tmp_path: P
 
 
 def test_a_second_signal_ends_a_server_that_drains(graph: Path) -> None:
-    """It drains for as long as a batch lies there that nobody fetched."""
+    """It drains for as long as a frame is not read that is larger than what the connection takes."""
     with started("serve", str(graph), "--listen", "127.0.0.1:0", "--drain", "60") as process:
         address = address_in(line_with(process, "ready"))
         job = new_job()
@@ -106,17 +106,18 @@ def test_a_second_signal_ends_a_server_that_drains(graph: Path) -> None:
             view = client.cluster(10)
             client.create_producer("key", PLAN.to_json(), view.graph, 10)
             channel = client.open_channel("key", name="", credit=2, timeout_s=10)
-            seeds = np.arange(4).tobytes()
+            seeds = np.zeros(1 << 20, np.int64).tobytes()
             request = messages.SampleRequest(channel=channel.id, inputs=seeds, index=seeds)
             where = f"127.0.0.1:{view.data_port}"
             asked = RawSample(where, request.SerializeToString(), header_of("", (JOB_HEADER, job)))
-            assert asked.result().frame
+            assert wait_until(asked.done, seconds=60)
         process.send_signal(signal.SIGTERM)
         line_with(process, "draining")
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(1)
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 1
+    asked.cancel()
 
 
 @pytest.mark.slow

@@ -31,6 +31,7 @@ from gigl_loader.rpc.peer import check_peer
 from gigl_loader.rpc.refusals import Damaged, RefusalKind, Unknown
 from gigl_loader.rpc.server_proof import CHALLENGE, NONCE, PROOF, header_value, view_proof
 from gigl_loader.rpc.store_client import StoreClient
+from gigl_loader.rpc.versions import BuildVersions
 from gigl_server.cluster.discovery import Discovery
 from gigl_server.cluster.peers import PeerClient
 from tests.support.store_control import response_of
