@@ -190,6 +190,11 @@ class SentFrames:
         self._counters.add(dropped_frames=int(cut))
         return cut
 
+    def sweep(self) -> None:
+        """Forget frames that were sent: what ends their calls keeps connections open. Called every second."""
+        with self._lock:
+            self._settle()
+
     def _settle(self) -> None:
         while self._ended:
             sent = self._frames.pop(self._ended.popleft())

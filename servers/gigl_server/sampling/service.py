@@ -438,6 +438,7 @@ class SamplingService:
         now = self._clock()
         with self._lock:
             self._shared.sweep()
+        self.frames.sweep()
         self._scheduler.relieve(now - _UNREAD_S)
         idle_s = now - self._scheduler.last_turn
         if idle_s > _IDLE_S:
