@@ -49,7 +49,7 @@ from gigl_loader.options import workers_of
 from gigl_loader.sampling.columns import read_columns
 from gigl_loader.sampling.plan import SamplerArguments
 from gigl_loader.sampling.request import BatchRequest
-from gigl_loader.sampling.schedule import Schedule
+from gigl_loader.sampling.schedule import Progress, Schedule
 from gigl_loader.sampling.source import SourceRequest
 from gigl_loader.topology import Topology
 from gigl_loader.tracing import BatchSpans
@@ -409,7 +409,7 @@ class BaseDistLoader(FixedArguments, AcceleratePrepared):
             is_free = self._random_seed and not pending.loaded
             self._move_to(Placement.find(self._placement.options, known_as=self.name), pending, is_free)
 
-    def _move_to(self, placement: Placement, progress: states.Progress, is_seed_free: bool = False) -> None:
+    def _move_to(self, placement: Placement, progress: Progress, is_seed_free: bool = False) -> None:
         """Take another place among the ranks, and go on with what ``progress`` leaves of its epoch."""
         given = states.Given.of(progress, self._schedule)
         self._take(placement)
@@ -483,7 +483,7 @@ class BaseDistLoader(FixedArguments, AcceleratePrepared):
         if self._ledger is not None:
             self._ledger.close()
 
-    def _begin(self, place: states.Place) -> states.Progress:
+    def _begin(self, place: states.Place) -> Progress:
         """Give an iterator the next epoch, once all ranks that share the input begin the same one."""
         progress = self._epochs.next_up()
         if self._placement.agreement is not None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gigl_loader.graph.schema import type_name
 from gigl_loader.native import draws
+from gigl_loader.sampling.schedule import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,50 +27,6 @@ _FORMAT = 2
 """Version of a loader's state. Raised when the meaning of a field changes."""
 _OF_A_RANK = 1  # Batches are those of one rank: such a state loads on ranks as many as it was taken on.
 _FIRST_DRAWS = 1  # Draw specification of states that name none: they are older than the second one.
-
-
-@dataclass(slots=True, kw_only=True)
-class Progress:
-    """Which batches of an epoch the user was given.
-
-    Batches may come out of order and one may fail, so what was given is a prefix and some beyond it.
-    """
-
-    epoch: int
-    origin: int = 0
-    """Where the steps of the epoch begin, see ``Schedule``."""
-    first: int = 0
-    """Every batch before this one was given."""
-    ahead: set[int] = field(default_factory=set)
-    """Batches given beyond ``first``; empty when all come, and in order."""
-    ended: bool = False
-    """The user got the end of the epoch (``StopIteration``), or loaded a state that has all its batches."""
-    loaded: bool = False
-    """Put back by ``load_state_dict``."""
-
-    @classmethod
-    def at_end(cls, epoch: int, num_batches: int, *, loaded: bool = True) -> Progress:
-        return cls(epoch=epoch, first=num_batches, ended=True, loaded=loaded)
-
-    def lacks(self, batch: int) -> bool:
-        return batch >= self.first and batch not in self.ahead
-
-    def give(self, batch: int) -> None:
-        """Count a batch as given."""
-        self.ahead.add(batch)
-        while self.first in self.ahead:
-            self.ahead.remove(self.first)
-            self.first += 1
-
-    @property
-    def is_underway(self) -> bool:
-        """Whether batches of the epoch were given, and others are left."""
-        return not self.ended and bool(self.origin or self.first or self.ahead)
-
-    @property
-    def next_epoch(self) -> int:
-        """Epoch of the next batch. An ended epoch is the start of the next."""
-        return self.epoch + self.ended
 
 
 @dataclass(slots=True, eq=False)

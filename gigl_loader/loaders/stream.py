@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from gigl_loader.channel.frame import Frame
     from gigl_loader.graph.schema import EdgeType, GraphSchema
     from gigl_loader.loaders.dataset import Dataset
-    from gigl_loader.loaders.state import Progress
     from gigl_loader.loaders.transfer import FrameTensors, Transfer
     from gigl_loader.sampling.frame_schema import FrameSchema
     from gigl_loader.sampling.plan import BatchPlan, SamplerArguments
+    from gigl_loader.sampling.schedule import Progress
     from gigl_loader.sampling.source import BatchSource, SourceRequest
 
 _LOGGER = logging.getLogger(__name__)

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigl_loader import DistDataset, DistNeighborLoader, SamplingError
-from gigl_loader.loaders.state import Progress, state_before
+from gigl_loader.loaders.state import state_before
+from gigl_loader.sampling.schedule import Progress
 from tests.support.pyg_graphs import graph_of, homogeneous, same_batch
 from tests.support.scripted import Script, ScriptedDataset
 
