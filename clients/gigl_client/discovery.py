@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 from gigl_loader.errors import FormatError, GiglError, StorageUnavailable
-from gigl_loader.retry import Backoff, Deadline, attempts, retried
+from gigl_loader.retry import FOREVER, Backoff, Deadline, attempts, retried
 from gigl_loader.rpc.endpoint import Address, Endpoint
 from gigl_loader.rpc.peer import check_data_port
 from gigl_loader.rpc.store_client import StoreClient
@@ -107,7 +107,6 @@ class MembershipFollower:
         self._news.set()
 
     def _run(self) -> None:
-        backoff = Backoff(first_s=0.1, longest_s=_LONGEST_PAUSE_S)
         doubts, look_at = Backoff(first_s=_DOUBT_S, longest_s=_LONGEST_PAUSE_S), 0.0
         while not self._stopped.is_set():
             self._news.wait()
@@ -117,11 +116,15 @@ class MembershipFollower:
                 if any(map(self._take, islice(self._views(), 1))):
                     doubts.reset()
                 look_at = time.monotonic() + doubts.next_s()
-            while self.version < self._told and not self._stopped.is_set():
-                if any(map(self._take, self._views())):
-                    backoff.reset()
-                elif self._stopped.wait(backoff.next_s()):
-                    return
+            if self.version < self._told:
+                self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Fetch views until one is as new as the version in a reply."""
+        for _ in attempts(FOREVER, first_s=0.1, longest_s=_LONGEST_PAUSE_S, wait=self._stopped.wait):
+            any(map(self._take, self._views()))
+            if self.version >= self._told or self._stopped.is_set():
+                return
 
     def _views(self) -> Iterator[ClusterView]:
         """Yield the views of servers that are ready. The first is any of them."""
