@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger(__name__)
 
+_FREE_SHARE = 0.5
+"""Of the time of a batch: a request that waited longer for a thread found the server busy."""
 _REFUSED_S = 5.0
 """Pause before another attempt at a server that refused and is not needed."""
 
@@ -45,7 +47,7 @@ class ChannelPool:
         ``choose`` returns the servers of a cluster that sample for this rank.
         """
         self._choose = choose
-        self._channels = [Channel(server) for server in choose(servers)]
+        self._channels = [Channel(server, config.first_window) for server in choose(servers)]
         self._config = config
         self._lock = lock
         self._defers = defers
@@ -100,8 +102,10 @@ class ChannelPool:
             if self.closed:
                 return
             known = {channel.server.number: channel for channel in self._channels}
+            window = self._config.first_window
             self._channels = [
-                known.pop(server.number) if server.number in known else Channel(server) for server in servers
+                known.pop(server.number) if server.number in known else Channel(server, window)
+                for server in servers
             ]
             for channel in known.values():
                 channel.gone = True
@@ -134,8 +138,9 @@ class ChannelPool:
         """Batches that may be in flight at all servers together, those that back off among them."""
         if self._config.prefetch == 0:
             return 1
-        opened = max(sum(each.opened is not None for each in self._channels), 1)
-        return min(opened * self._config.max_in_flight, self._config.most_in_flight(self._frame_bytes))
+        windows = sum(each.window for each in self._channels if each.opened)
+        most = windows or self._config.first_window
+        return min(most, self._config.most_in_flight(self._frame_bytes))
 
     def for_batch(self, batch: int, tried: Tried, *, urgent: bool, needed: bool) -> Channel | None:
         """Return the channel with the lowest load. ``None`` where no channel may have another request.
@@ -152,17 +157,30 @@ class ChannelPool:
         in_flight = sum(channel.load for channel in self._channels)
         if not urgent and in_flight >= self._config.most_in_flight(self._frame_bytes):
             return None
-        most = self._config.max_in_flight
         first = (self._config.first_server + batch) % max(len(self._channels), 1)
         in_turn = [*self._channels[first:], *self._channels[:first]]
         opened = [each for each in in_turn if each.opened]
         prompt = [each for each in opened if not each.late] or opened
-        able = [each for each in prompt if urgent or each.load < min(each.allowance, most)]
+        able = [each for each in prompt if urgent or each.load < min(each.allowance, each.window)]
         return min(able, key=lambda each: (tried.failures[each], each.load), default=None)
 
     def received(self, frame_bytes: int) -> None:
         """Take note of the size of a frame. Few large frames count until many smaller ones have come."""
         self._frame_bytes = max(frame_bytes, self._frame_bytes - self._frame_bytes // 16)
+
+    def adapt(
+        self, channel: Channel, *, queued_s: float, sampling_s: float, needed: bool, ready: int
+    ) -> None:
+        """Grow the window of a channel while the trainer waits and the server has free threads.
+
+        A batch that was received waited ``queued_s`` for a thread of its server, and was sampled for
+        ``sampling_s``. ``needed``: the trainer waits for a batch. The window shrinks while as many batches as
+        it has are ``ready``, and wait for the trainer.
+        """
+        if needed and queued_s <= _FREE_SHARE * sampling_s:
+            channel.window = min(channel.window + 1, self._config.largest_window)
+        elif ready >= channel.window:
+            channel.window = max(channel.window - 1, self._config.first_window)
 
     def forget_loads(self) -> None:
         """Forget the requests of an epoch that was left."""
@@ -182,6 +200,7 @@ class ChannelPool:
                     "rows": channel.rows,
                     "batches": channel.batches,
                     "in_flight": channel.load,
+                    "window": channel.window,
                     "reconnects": max(channel.reconnects, 0),
                 }
                 for channel in self

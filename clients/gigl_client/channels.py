@@ -58,7 +58,9 @@ class ChannelConfig:
     interactive: bool = False
     """Light batches go before those of other channels, within a share that each server sets."""
     prefetch: int = 4
-    """Batches in flight per server. 0: one in total, requested when the trainer waits for it."""
+    """Batches in flight per server, at first. 0: one in total, requested when the trainer waits for it."""
+    most: int = 0
+    """Batches in flight per server, at most, where that is more than ``prefetch``: the window adapts."""
     transport: str = "auto"
     rows: str = "auto"
     slots: int = 12
@@ -84,12 +86,17 @@ class ChannelConfig:
     @property
     def credit(self) -> int:
         """Batches that a channel may have open, with room for some of an epoch that was left."""
-        return min(2 * self.prefetch + 8, _MAX_CREDIT)
+        return min(2 * max(self.prefetch, self.most) + 8, _MAX_CREDIT)
 
     @property
-    def max_in_flight(self) -> int:
-        """Batches of the current epoch that may be in flight at one server."""
+    def first_window(self) -> int:
+        """Batches of the current epoch that may be in flight at one server, at first."""
         return max(min(self.prefetch, _MAX_CREDIT), 1)
+
+    @property
+    def largest_window(self) -> int:
+        """Batches of the current epoch that may be in flight at one server, at most."""
+        return max(min(self.most, _MAX_CREDIT), self.first_window)
 
     def most_in_flight(self, frame_bytes: int) -> int:
         """Return how many batches of ``frame_bytes`` each may be in flight, at all servers together."""
@@ -224,8 +231,10 @@ class OpenChannel:
 class Channel:
     """State of the channel to one server. Not thread-safe: guarded by the lock of the dispatcher."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, window: int) -> None:
         self.server = server
+        self.window = window
+        """Batches of an epoch that may be in flight."""
         self.opened: OpenChannel | None = None
         self.opening = False
         """A thread is opening the channel."""

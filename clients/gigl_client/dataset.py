@@ -7,7 +7,7 @@ import weakref
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from gigl_client.channels import check_ways
+from gigl_client.channels import MAX_IN_FLIGHT, check_ways
 from gigl_client.cluster import connect_cluster, loads_of
 from gigl_client.nodes import RemoteNodes
 from gigl_client.producers import ProducerCreator
@@ -315,6 +315,7 @@ class RemoteDistDataset(GraphQueries):
             share=max(request.num_workers, 1),
             interactive=request.interactive,
             prefetch=(prefetch or max(_PREFETCH_SIZE, 2 * request.num_workers)) if request.num_workers else 0,
+            most=MAX_IN_FLIGHT if request.num_workers and prefetch is None else None,
             in_order=request.workers.in_order,
             channel_bytes=request.workers.channel_bytes or _CHANNEL_BYTES,
             transport=self._transport,

@@ -290,7 +290,7 @@ class Dispatcher:
         except StorageUnavailable as error:  # Of the owner of deferred features.
             self._again(sent, error)
         else:
-            self._land(sent, frame)
+            self._land(sent, frame, arrival)
 
     def _let_first_pass(self, sent: InFlightRequest) -> None:
         """Wait until the first batch of the epoch was received, at most for ``_FIRST_S``.
@@ -377,7 +377,7 @@ class Dispatcher:
         """Retry all requests of a channel to a server that has left."""
         self.retries += self._in_flight.put_back_all(opened, time.monotonic())
 
-    def _land(self, sent: InFlightRequest, frame: Frame | Exception) -> None:
+    def _land(self, sent: InFlightRequest, frame: Frame | Exception, arrival: Arrival | None = None) -> None:
         with self._changed:
             if self._in_flight.is_current(sent):
                 if isinstance(frame, Exception):
@@ -385,6 +385,14 @@ class Dispatcher:
                 else:
                     self._channels.received(frame.nbytes)
                     frame.served_by = sent.channel.name
+                if arrival is not None:
+                    self._channels.adapt(
+                        sent.channel,
+                        queued_s=arrival.message.waiting_s,
+                        sampling_s=arrival.message.sampling_s,
+                        needed=self.needed,
+                        ready=self._in_flight.ready,
+                    )
                 for other in self._in_flight.land(sent, frame, time.monotonic()):
                     self._cancel_late(other)
                 self._go_on()

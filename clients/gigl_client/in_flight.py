@@ -155,6 +155,11 @@ class InFlight:
         self._batches.clear()
         self._ready.clear()
 
+    @property
+    def ready(self) -> int:
+        """Number of batches that were received and not delivered."""
+        return len(self._ready)
+
     def under_way(self) -> list[InFlightRequest]:
         """Return the requests that were sent and whose batches were not received."""
         return [sent for batch in self._pending() for sent in batch.call.attempts]

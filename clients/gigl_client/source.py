@@ -57,6 +57,7 @@ class RemoteSource:
         share: int = 1,
         interactive: bool = False,
         prefetch: int = 4,
+        most: int | None = None,
         in_order: bool = True,
         channel_bytes: int = 4 << 30,
         transport: str = "auto",
@@ -71,9 +72,10 @@ class RemoteSource:
         """Start to open a channel to each server of the rank. Returns before they are open.
 
         ``receive`` raises failures. ``prefetch`` batches per server are in flight, ``MAX_IN_FLIGHT`` in all;
-        0 requests each batch when the trainer waits for it. ``channel_bytes`` of address space are reserved
-        for frames; of large ones, fewer are in flight. A server that does not respond is retried for
-        ``timeout_s``.
+        0 requests each batch when the trainer waits for it. Up to ``most`` are in flight while the trainer
+        waits and the servers have free threads; by default no more than ``prefetch``. ``channel_bytes`` of address
+        space are reserved for frames; of large ones, fewer are in flight. A server that does not respond is
+        retried for ``timeout_s``.
 
         ``complete=False`` delivers frames with deferred features, from servers on this host, too; ``store``
         has the features. Frames of a plan without columns have none. ``values``: frames that are completed
@@ -81,7 +83,8 @@ class RemoteSource:
         """
         choose = partial(servers_of_rank, rank=rank, world_size=world_size)
         num_servers = len(choose(cluster.servers))
-        slots = prefetch + SPARE_SLOTS
+        most = max(prefetch, prefetch if most is None else most)
+        slots = most + SPARE_SLOTS
         config = ChannelConfig(
             key=key,
             name=name,
@@ -90,10 +93,11 @@ class RemoteSource:
             share=share,
             interactive=interactive,
             prefetch=prefetch,
+            most=most,
             transport=transport,
             rows=rows if complete else "direct",
             slots=slots,
-            slot_bytes=slot_bytes_of(channel_bytes // num_servers, slots),
+            slot_bytes=slot_bytes_of(channel_bytes // num_servers, prefetch + SPARE_SLOTS),
             channel_bytes=channel_bytes,
             timeout_s=timeout_s,
             first_server=rank,
@@ -105,9 +109,10 @@ class RemoteSource:
         self._bytes = 0
         self._batches = 0
         self._seconds_waiting = 0.0
-        self._buffers = PrivateBuffers(
-            channel_bytes, min(num_servers * prefetch, MAX_IN_FLIGHT) + SPARE_SLOTS
+        at_first, at_most = (
+            min(num_servers * each, MAX_IN_FLIGHT) + SPARE_SLOTS for each in (prefetch, most)
         )
+        self._buffers = PrivateBuffers(channel_bytes // at_first * at_most, at_most)
         self.store: PartitionedStore | None = None
         """Owners of deferred features."""
         if defers:

@@ -242,7 +242,7 @@ def test_a_slot_that_the_loser_may_write_to_is_not_used_again(
 
 
 def test_a_late_server_is_passed_over_for_longer_each_time() -> None:
-    channel = Channel(object())  # type: ignore[arg-type]
+    channel = Channel(object(), 4)  # type: ignore[arg-type]
     assert not channel.late
     for sent_s, pause_s in ((3.0, 3.0), (1.0, 6.0), (1.0, 10.0), (20.0, 10.0)):
         channel.is_late(sent_s)

@@ -166,6 +166,34 @@ def test_digests_of_plans_are_those_of_their_text() -> None:
     assert plan_digest(PLAN.to_json()) != plan_digest("{}")
 
 
+def test_a_window_grows_while_the_trainer_waits_and_its_server_has_free_threads() -> None:
+    pool = _pool(2, first_server=0, prefetch=2, most=5)
+    first, second = pool
+
+    def landed(count: int, *, queued_s: float, needed: bool, ready: int = 0) -> int:
+        for _ in range(count):
+            pool.adapt(first, queued_s=queued_s, sampling_s=1.0, needed=needed, ready=ready)
+        return first.window
+
+    assert landed(2, queued_s=0.0, needed=False) == 2
+    assert landed(2, queued_s=0.6, needed=True) == 2  # All threads of the server were busy.
+    assert landed(2, queued_s=0.5, needed=True) == 4
+    assert landed(9, queued_s=0.0, needed=True) == 5
+    assert pool.most_in_flight == 7
+    assert landed(1, queued_s=0.0, needed=False, ready=4) == 5
+    assert landed(2, queued_s=0.0, needed=False, ready=5) == 3
+    assert landed(9, queued_s=0.0, needed=False, ready=9) == 2
+    assert second.window == 2
+
+
+def test_a_window_that_the_user_gave_stays() -> None:
+    pool = _pool(1, first_server=0, prefetch=3)
+    (channel,) = pool
+    pool.adapt(channel, queued_s=0.0, sampling_s=1.0, needed=True, ready=0)
+    pool.adapt(channel, queued_s=0.0, sampling_s=1.0, needed=False, ready=9)
+    assert channel.window == 3
+
+
 def test_of_large_batches_fewer_are_in_flight() -> None:
     """As many as fit in the memory of the channels by the sizes seen, and two in any case."""
     pool = _pool(120, first_server=0, channel_bytes=100 << 20)

@@ -47,7 +47,11 @@ def test_nonsense_is_refused(options: dict[str, Any], message: str) -> None:
 
 def test_credit_covers_an_epoch_that_was_left_and_has_an_end() -> None:
     assert (_config(prefetch=4).credit, _config(prefetch=100).credit) == (16, 64)
-    assert [_config(prefetch=each).max_in_flight for each in (0, 1, 4, 100)] == [1, 1, 4, 64]
+    assert [_config(prefetch=each).first_window for each in (0, 1, 4, 100)] == [1, 1, 4, 64]
+    assert [_config(prefetch=each).largest_window for each in (0, 1, 4, 100)] == [1, 1, 4, 64]
+    adapts = [_config(prefetch=each, most=32) for each in (1, 4, 40)]
+    assert [(each.first_window, each.largest_window) for each in adapts] == [(1, 32), (4, 32), (40, 40)]
+    assert [each.credit for each in adapts] == [64, 64, 64]
 
 
 @pytest.mark.parametrize(

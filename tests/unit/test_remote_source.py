@@ -7,6 +7,7 @@ import itertools
 import os
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -133,6 +134,32 @@ def test_prefetching_begins_with_the_epoch_and_has_a_bound(
         assert not wait_until(lambda: len(calls.sent) > 2 * prefetch, seconds=0.2)
         assert len(two.sampled) == 2 * prefetch
         assert drain(source) == expected
+
+
+@pytest.mark.parametrize("transport", ["ring", "network"])
+def test_more_batches_are_in_flight_while_the_trainer_waits_for_a_server_with_free_threads(
+    expected: list[bytes], monkeypatch: pytest.MonkeyPatch, transport: str
+) -> None:
+    make = FrameMaker._made
+
+    def slow(maker: FrameMaker, task: Any) -> Any:
+        time.sleep(0.02)
+        return make(maker, task)
+
+    monkeypatch.setattr(FrameMaker, "_made", slow)
+    with (
+        served(1, monkeypatch, workers=8) as small,
+        closing(small.open(prefetch=1, most=8, transport=transport)) as source,
+    ):
+
+        def window() -> int:
+            source.start_epoch(0)
+            assert drain(source) == expected
+            (server,) = source.stats()["servers"]
+            return int(server["window"])
+
+        assert wait_until(lambda: window() >= 6, seconds=60)
+        assert source.stats()["oversize"] == 0
 
 
 def test_both_servers_get_their_share(two: SmallCluster) -> None:
