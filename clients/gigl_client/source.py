@@ -73,9 +73,9 @@ class RemoteSource:
 
         ``receive`` raises failures. ``prefetch`` batches per server are in flight, ``MAX_IN_FLIGHT`` in all;
         0 requests each batch when the trainer waits for it. Up to ``most`` are in flight while the trainer
-        waits and the servers have free threads; by default no more than ``prefetch``. ``channel_bytes`` of address
-        space are reserved for frames; of large ones, fewer are in flight. A server that does not respond is
-        retried for ``timeout_s``.
+        waits and the servers have free threads; by default no more than ``prefetch``. ``channel_bytes`` of
+        address space are reserved for frames; of large ones, fewer are in flight. A server that does not
+        respond is retried for ``timeout_s``.
 
         ``complete=False`` delivers frames with deferred features, from servers on this host, too; ``store``
         has the features. Frames of a plan without columns have none. ``values``: frames that are completed

@@ -210,7 +210,7 @@ def test_a_connection_that_carries_no_calls_any_more_is_left(
 ) -> None:
     """Damage to the windows of flow control does that. Pings are answered, so gRPC itself keeps it."""
     begin, heartbeat, lost = SampleCalls.begin, GraphStoreServicer._heartbeat, list[DataCall]()
-    deaf = list[str]()
+    deaf, ended = list[str](), threading.Event()
 
     def losing(
         self: SampleCalls, call: DataCall, caller: Identity, job: bytes, body: bytes, *more: Any
@@ -224,7 +224,9 @@ def test_a_connection_that_carries_no_calls_any_more_is_left(
     def hearing(self: GraphStoreServicer, request: Any, call: Any) -> Any:
         if lost and not deaf:
             deaf.append(call.connection)
-        return None if call.connection in deaf else heartbeat(self, request, call)
+        if call.connection in deaf:
+            ended.wait(LONG)
+        return heartbeat(self, request, call)
 
     monkeypatch.setattr(SampleCalls, "begin", losing)
     monkeypatch.setattr(GraphStoreServicer, "_heartbeat", hearing)
@@ -233,6 +235,7 @@ def test_a_connection_that_carries_no_calls_any_more_is_left(
         assert [digest(batch) for batch in loader] == expected
         assert deaf
         assert time.monotonic() - began < LONG / 2
+        ended.set()
 
 
 def ring_faults() -> dict[str, Callable[[RingServer, Any, bytes], None]]:
