@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger(__name__)
 
-_FREE_SHARE = 0.5
-"""Of the time of a batch: a request that waited longer for a thread found the server busy."""
+_FREE, _CROWDED = 0.5, 2.0
+"""Times as long as a batch takes: its request waited less for a thread of a server that has free ones, and more
+where further requests only wait. Between the two, the window stays."""
 _REFUSED_S = 5.0
 """Pause before another attempt at a server that refused and is not needed."""
 
@@ -174,12 +175,12 @@ class ChannelPool:
         """Grow the window of a channel while the trainer waits and the server has free threads.
 
         A batch that was received waited ``queued_s`` for a thread of its server, and was sampled for
-        ``sampling_s``. ``needed``: the trainer waits for a batch. The window shrinks while as many batches as
-        it has are ``ready``, and wait for the trainer.
+        ``sampling_s``. ``needed``: the trainer waits for a batch. The window shrinks while batches wait long
+        for a thread, and while as many as it has are ``ready`` and wait for the trainer.
         """
-        if needed and queued_s <= _FREE_SHARE * sampling_s:
+        if needed and queued_s <= _FREE * sampling_s:
             channel.window = min(channel.window + 1, self._config.largest_window)
-        elif ready >= channel.window:
+        elif ready >= channel.window or queued_s > _CROWDED * sampling_s:
             channel.window = max(channel.window - 1, self._config.first_window)
 
     def forget_loads(self) -> None:

@@ -179,6 +179,9 @@ def test_a_window_grows_while_the_trainer_waits_and_its_server_has_free_threads(
     assert landed(2, queued_s=0.6, needed=True) == 2  # All threads of the server were busy.
     assert landed(2, queued_s=0.5, needed=True) == 4
     assert landed(9, queued_s=0.0, needed=True) == 5
+    assert landed(9, queued_s=2.0, needed=True) == 5
+    assert landed(1, queued_s=2.1, needed=True) == 4  # More of them only wait for threads.
+    assert landed(1, queued_s=0.0, needed=True) == 5
     assert pool.most_in_flight == 7
     assert landed(1, queued_s=0.0, needed=False, ready=4) == 5
     assert landed(2, queued_s=0.0, needed=False, ready=5) == 3
