@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger(__name__)
 
 _FREE, _CROWDED = 0.5, 2.0
-"""Times as long as a batch takes: its request waited less for a thread of a server that has free ones, and more
-where further requests only wait. Between the two, the window stays."""
+"""Times as long as a batch takes: its request waited less for a thread of a server that has free ones, and
+more where further requests only wait. Between the two, the window stays."""
 _REFUSED_S = 5.0
 """Pause before another attempt at a server that refused and is not needed."""
 
