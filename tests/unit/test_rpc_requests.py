@@ -21,6 +21,7 @@ from gigl_loader.rpc.requests import (
     encode_ping,
     parse,
 )
+from gigl_loader.rpc.versions import WIRE_VERSION
 from gigl_loader.sampling.store import (
     DrawRule,
     EdgeRequest,
@@ -223,7 +224,7 @@ I32, I64 = np.int32, np.int64
         (
             edited(N, {"wire": "1"}),
             RefusalKind.MALFORMED,
-            "wire version '1', this service reads 4: install the same",
+            f"wire version '1', this service reads {WIRE_VERSION}: install the same",
         ),
         (edited(N, {"graph": None}), RefusalKind.MALFORMED, "no 'graph'"),
         (
